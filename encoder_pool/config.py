@@ -69,6 +69,11 @@ class LadderConfig(Section):
         None, description="Budgets between two powers of two; unset gives powers of two."
     )
     budgets: tuple[Positive, ...] | None = Field(None, description="The budgets themselves, ascending.")
+    eager_max: Positive | None = Field(
+        None,
+        description="Largest item that is encoded at all; above the largest budget it runs without a rung. "
+        "Unset: the largest budget.",
+    )
 
     @model_validator(mode="after")
     def _range_or_list(self) -> LadderConfig:

@@ -45,9 +45,8 @@ class PoolError(Exception):
         self.retry_after_s = retry_after_s
 
     def at(self, param: str) -> PoolError:
-        """This error, with the place in the request that caused it."""
-        self.param = self.param or param
-        return self
+        """The same error, placed in the request; a place that is known already stays."""
+        return _rebuild(type(self), self.message, self.code, self.param or param, self.retry_after_s)
 
     @property
     def body(self) -> dict[str, dict[str, str | None]]:

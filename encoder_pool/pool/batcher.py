@@ -1,0 +1,143 @@
+"""A work-conserving FIFO batcher by cost, in pure asyncio.
+
+A pack is formed when a worker asks for one and not before: no timer, no early binding. (Serve's own
+`@serve.batch` cuts batches on a timer while the worker is busy, sends misfits to the back of the queue,
+and hangs for ever when its size function raises.) The head of the queue is always in the next pack, so
+nothing starves. Jobs whose caller left, or whose deadline passed, are dropped before they cost anything.
+Every job ends exactly once.
+
+Knows nothing of GPUs, towers, Ray or HTTP. How a pack is chosen and what time it is are handed in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from encoder_pool.core import Cost, Embedding, Pack, PreparedItem
+from encoder_pool.errors import DeadlineExceeded, PoolError
+
+WINDOW = 64
+"""Jobs from the head of the queue that one plan looks at."""
+
+
+Choose = Callable[[Sequence[Cost]], Pack]
+"""Given the costs at the head of the queue, the next pack; it holds the first of them."""
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One item on its way through the pool.
+
+    deadline   on the batcher's clock
+    is_retry   its pack failed: it runs alone, once
+    """
+
+    item: PreparedItem
+    deadline: float
+    queued_at: float
+    future: asyncio.Future[Embedding] = field(repr=False)
+    is_retry: bool = False
+    taken_at: float = 0.0
+    ended_at: float = 0.0
+
+    def finish(self, embedding: Embedding) -> None:
+        """End with a result, unless it has ended already."""
+        if not self.future.done():
+            self.future.set_result(embedding)
+
+    def fail(self, error: PoolError) -> None:
+        """End with an error, unless it has ended already."""
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Jobs that go to a worker together; `rung` as in Pack."""
+
+    jobs: tuple[Job, ...]
+    rung: int | None
+
+
+class Batcher:
+    """The queue of one replica."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._queue: deque[Job] = deque()
+        self._arrival = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def submit(self, item: PreparedItem, deadline: float) -> Job:
+        """Queue an item. Its job's future ends with an Embedding or a PoolError."""
+        future = asyncio.get_running_loop().create_future()
+        job = Job(item, deadline, self._clock(), future)
+        self._queue.append(job)
+        self._arrival.set()
+        return job
+
+    async def take(self, choose: Choose) -> Batch:
+        """The next pack for a worker that chooses like this; waits until there is one."""
+        while not self._drop_dead_jobs():
+            self._arrival.clear()
+            await self._arrival.wait()
+        batch = self._form(choose)
+        now = self._clock()
+        for job in batch.jobs:
+            job.taken_at = now
+        return batch
+
+    def retry_alone(self, jobs: Sequence[Job]) -> None:
+        """Put the jobs of a failed pack back to the head of the queue, each to run by itself."""
+        for job in reversed(jobs):
+            job.is_retry = True
+            self._queue.appendleft(job)
+        self._arrival.set()
+
+    def fail_all(self, error: PoolError) -> None:
+        """End everything that is queued with this error."""
+        for job in self._queue:
+            job.fail(error)
+        self._queue.clear()
+
+    def _drop_dead_jobs(self) -> bool:
+        """Forget jobs at the head that have ended or expired; whether any job is left."""
+        while self._queue:
+            alive = [job for job in self._pop_window() if not self._is_dead(job)]
+            self._queue.extendleft(reversed(alive))
+            if alive:
+                return True
+        return False
+
+    def _is_dead(self, job: Job) -> bool:
+        if job.future.done():
+            return True
+        if job.deadline <= self._clock():
+            job.fail(DeadlineExceeded("the deadline passed while the item waited in the queue"))
+            return True
+        return False
+
+    def _pop_window(self) -> list[Job]:
+        return [self._queue.popleft() for _ in range(min(WINDOW, len(self._queue)))]
+
+    def _form(self, choose: Choose) -> Batch:
+        window = self._pop_window()
+        together = _packable_prefix(window)
+        pack = choose([job.item.cost for job in together])
+        members = set(pack.members)
+        rest = [job for position, job in enumerate(window) if position not in members]
+        self._queue.extendleft(reversed(rest))
+        return Batch(tuple(window[position] for position in pack.members), pack.rung)
+
+
+def _packable_prefix(window: list[Job]) -> list[Job]:
+    """The head alone if it is a retry, else all jobs before the first retry."""
+    if window[0].is_retry:
+        return window[:1]
+    first_retry = next((position for position, job in enumerate(window) if job.is_retry), len(window))
+    return window[:first_retry]

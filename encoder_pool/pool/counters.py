@@ -1,0 +1,45 @@
+"""What a pool counts. Plain numbers that only grow; every item that was let in is in exactly one ending."""
+
+from __future__ import annotations
+
+from asyncio import Future
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from encoder_pool.errors import DeadlineExceeded
+
+
+@dataclass(slots=True)
+class PoolCounters:
+    """Counters of one replica since it started.
+
+    items_ok, items_failed, items_expired, items_cancelled  the endings of an admitted item
+    packs, packs_failed, items_retried  packs that came back, those that did not, and their items
+    items_packed  items in the packs that came back
+    """
+
+    items_ok: int = 0
+    items_failed: int = 0
+    items_expired: int = 0
+    items_cancelled: int = 0
+    tokens: int = 0
+    packs: int = 0
+    packs_failed: int = 0
+    items_packed: int = 0
+    items_retried: int = 0
+
+    def count_ending(self, future: Future[Any]) -> None:
+        """Count an item by the way its future ended; one that has not ended was given up by its caller."""
+        if not future.done() or future.cancelled():
+            self.items_cancelled += 1
+        elif (error := future.exception()) is None:
+            self.items_ok += 1
+        elif isinstance(error, DeadlineExceeded):
+            self.items_expired += 1
+        else:
+            self.items_failed += 1
+
+    def snapshot(self) -> dict[str, int | float]:
+        """All counters, and the mean batch."""
+        mean_batch = self.items_packed / self.packs if self.packs else 0.0
+        return {**asdict(self), "mean_batch": round(mean_batch, 3)}

@@ -1,0 +1,76 @@
+"""The Serve deployment of a model: a pool as a replica, with its shard beside it in one placement group.
+
+A replica is ready (its constructor returns) only when its shard is captured. `check_health` sees the
+shard and the dispatch loops, not only the event loop; once the worker has given up it fails with Ray's
+own actor error, which Serve answers by replacing the replica at once.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any
+
+from fastapi import FastAPI
+from ray import serve
+from ray.exceptions import ActorDiedError
+from ray.util.placement_group import get_current_placement_group
+
+from encoder_pool.config import PoolConfig
+from encoder_pool.http.routes import build_app
+from encoder_pool.pool.pool import Pool
+from encoder_pool.pool.ray_shard import start_ray_shard
+from encoder_pool.pool.ring import Ring
+from encoder_pool.pool.sizing import size_pool
+from encoder_pool.pool.worker import Worker
+from encoder_pool.towers.adapter import adapter_class
+from encoder_pool.weights import ensure
+
+SHARD_BUNDLE = 1
+"""Bundle 0 of the replica's placement group is the replica itself."""
+
+
+class EncoderPool:
+    """One replica of a model's pool."""
+
+    async def __init__(self, config: PoolConfig) -> None:  # type: ignore[misc]  # Serve awaits it
+        checkpoint = ensure(config.model.checkpoint)
+        adapter = adapter_class(config.model.adapter)(checkpoint)
+        sizing = size_pool(config, adapter)
+        ring = Ring.create(sizing.slots, sizing.input_bytes, sizing.output_bytes)
+        context = serve.get_replica_context()
+        group = get_current_placement_group()
+        assert group is not None, "build_app gives every replica a placement group"
+        start_shard = partial(
+            start_ray_shard,
+            f"{context.app_name}/{context.replica_id.unique_id}",
+            config,
+            checkpoint,
+            sizing.ladder,
+            ring.address,
+            group,
+            SHARD_BUNDLE,
+        )
+        worker = Worker(config.shard, start_shard)
+        await worker.start()
+        self._pool = Pool(config, adapter, sizing, ring, worker, time.monotonic)
+        self._pool.start()
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        """The HTTP application; Serve asks for it once the constructor is through."""
+        return build_app(self._pool)
+
+    async def check_health(self) -> None:
+        """Serve's question whether to keep this replica."""
+        await self._pool.check()
+        if not self._pool.has_worker:
+            raise ActorDiedError
+
+    async def __del__(self) -> None:
+        """Serve calls this when a replica has drained."""
+        if hasattr(self, "_pool"):
+            self._pool.stop()
+
+
+deployment: Any = serve.deployment(serve.ingress()(EncoderPool), name="EncoderPool")
+"""The class as Serve deploys it."""

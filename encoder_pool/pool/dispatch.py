@@ -1,0 +1,165 @@
+"""From the queue to a worker and back: one loop per ring slot of a worker.
+
+    take a pack -> write it into the slot -> the shard runs it -> read its rows -> end its jobs
+
+A loop asks for a pack only when its slot is free and its worker ready, so packs are formed as late as
+possible, and a worker has as many packs in flight as its ring has slots. Knows nothing of HTTP or Ray.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from encoder_pool.core import Cost, DType, Embedding, PreparedItem
+from encoder_pool.errors import EncodeFailed, PoolError
+from encoder_pool.graphs.plan import next_pack
+from encoder_pool.pool.admission import TokenRate
+from encoder_pool.pool.batcher import Batch, Batcher
+from encoder_pool.pool.counters import PoolCounters
+from encoder_pool.pool.messages import PackReply, PackRequest, lay_out
+from encoder_pool.pool.ring import Ring
+from encoder_pool.pool.worker import PackFailed, ShardDied, Worker
+from encoder_pool.towers.adapter import Adapter
+
+logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Dispatcher:
+    """Feeds one worker from the batcher through its ring."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        ring: Ring,
+        batcher: Batcher,
+        adapter: Adapter,
+        dtype: DType,
+        counters: PoolCounters,
+        rate: TokenRate,
+        clock: Callable[[], float],
+    ) -> None:
+        self.worker = worker
+        self.ring = ring
+        self.last_reply: PackReply | None = None
+        self._batcher = batcher
+        self._adapter = adapter
+        self._dtype = dtype
+        self._counters = counters
+        self._rate = rate
+        self._clock = clock
+        # Copies to and from the ring are megabytes: on the event loop they would stall every request.
+        self._copier = ThreadPoolExecutor(ring.address.slots, "ring-copy")
+        self._loops: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Begin to take packs; the worker must have started."""
+        slots = range(self.ring.address.slots)
+        self._loops = [asyncio.create_task(self._feed(slot)) for slot in slots]
+
+    def stop(self) -> None:
+        """Take no more packs and end the worker."""
+        for loop in self._loops:
+            loop.cancel()
+        self.worker.stop()
+        self._copier.shutdown(wait=False)
+        self.ring.close()
+
+    def check(self) -> None:
+        """Raise if a loop has ended: it never should, and nobody would be served by it."""
+        for loop in self._loops:
+            if loop.done():
+                loop.result()
+                raise RuntimeError("a dispatch loop has ended")
+
+    async def _feed(self, slot: int) -> None:
+        while True:
+            await self.worker.wait_ready()
+            report = self.worker.report
+            batch = await self._batcher.take(partial(next_pack, ladder=report.ladder, table=report.table))
+            try:
+                await self._encode(slot, batch)
+            except (PackFailed, ShardDied) as error:
+                self._retry_or_fail(batch, error)
+
+    async def _encode(self, slot: int, batch: Batch) -> None:
+        request = await self._copy(self._write, slot, batch)
+        reply = await self.worker.run(request)
+        embeddings = await self._copy(self._read, slot, batch, reply)
+        self._count(batch, reply)
+        for job, embedding in zip(batch.jobs, embeddings, strict=True):
+            job.ended_at = self._clock()
+            if isinstance(embedding, PoolError):
+                job.fail(embedding)
+            else:
+                job.finish(embedding)
+
+    async def _copy(self, copy: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        call = partial(copy, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._copier, call)
+
+    def _write(self, slot: int, batch: Batch) -> PackRequest:
+        items = [job.item for job in batch.jobs]
+        return PackRequest(slot, batch.rung, lay_out(items, self.ring.input(slot)))
+
+    def _read(self, slot: int, batch: Batch, reply: PackReply) -> list[Embedding | PoolError]:
+        """The jobs' rows, copied out of the slot so that the next pack may have it."""
+        width, storage = self._adapter.width, self._dtype.storage
+        output = self.ring.output(slot).view(storage)
+        embeddings: list[Embedding | PoolError] = []
+        row = 0
+        for job, is_finite in zip(batch.jobs, reply.finite, strict=True):
+            item = job.item
+            rows = output[row * width : (row + item.tokens) * width].reshape(item.tokens, width).copy()
+            row += item.cost.out_rows
+            embeddings.append(
+                Embedding(
+                    rows,
+                    self._dtype,
+                    item.modality,
+                    item.grid,
+                    self._adapter.prefix,
+                    item.digest,
+                    item.source,
+                )
+                if is_finite
+                else EncodeFailed("the tower's embedding of this item is not finite", code="not_finite")
+            )
+        return embeddings
+
+    def _embedding(self, item: PreparedItem, rows: npt.NDArray[np.generic]) -> Embedding:
+        prefix = self._adapter.prefix
+        return Embedding(rows, self._dtype, item.modality, item.grid, prefix, item.digest, item.source)
+
+    def _count(self, batch: Batch, reply: PackReply) -> None:
+        self.last_reply = reply
+        tokens = Cost.total(job.item.cost for job in batch.jobs).out_rows
+        self._rate.observe(tokens, reply.encode_s)
+        self._counters.packs += 1
+        self._counters.items_packed += len(batch.jobs)
+        self._counters.tokens += sum(job.item.tokens for job in batch.jobs)
+
+    def _retry_or_fail(self, batch: Batch, error: Exception) -> None:
+        """Each item of a failed pack runs once more, by itself; one that fails again has failed."""
+        logger.warning("a pack of %d items failed: %s", len(batch.jobs), error)
+        self._counters.packs_failed += 1
+        again = [job for job in batch.jobs if not job.is_retry]
+        self._counters.items_retried += len(again)
+        self._batcher.retry_alone(again)
+        for job in batch.jobs:
+            if job.is_retry and job not in again:
+                job.fail(EncodeFailed("the tower failed on this item, also when it ran alone"))
+
+
+def _not_finite() -> EncodeFailed:
+    return EncodeFailed("the tower's embedding of this item is not finite", code="not_finite")

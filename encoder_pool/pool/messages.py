@@ -1,0 +1,95 @@
+"""What a replica and its shard say to each other. The bytes themselves travel through the ring."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from encoder_pool.core import Cost, Grid, PreparedItem, Rung
+from encoder_pool.graphs.counters import Counters
+from encoder_pool.graphs.plan import CostTable
+
+ALIGNMENT = 64
+"""Items start on cache lines, which any element type may be read from."""
+
+
+class Phase(StrEnum):
+    """What a shard is doing; each has a deadline of its own."""
+
+    LOAD = "loading weights"
+    CAPTURE = "capturing"
+    SERVE = "serving"
+
+
+@dataclass(frozen=True, slots=True)
+class ItemLayout:
+    """Where an item's array lies in the slot's input region, and what the tower must know of it."""
+
+    offset: int
+    shape: tuple[int, ...]
+    dtype: str
+    grid: Grid
+    cost: Cost
+
+
+@dataclass(frozen=True, slots=True)
+class PackRequest:
+    """A pack in a slot. `rung` is the position on the shard's ladder, None to run eagerly."""
+
+    slot: int
+    rung: int | None
+    items: tuple[ItemLayout, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PackReply:
+    """The embeddings are in the slot's output region, item after item, `cost.out_rows` rows each.
+
+    finite    per item, whether all its rows are finite numbers
+    encode_s  seconds from reading the slot to having written it
+    counters  of the shard's runner, after this pack
+    """
+
+    finite: tuple[bool, ...]
+    encode_s: float
+    counters: Counters
+
+
+@dataclass(frozen=True, slots=True)
+class ShardReport:
+    """What a shard found out while capturing. The ladder lacks the rungs that failed to capture."""
+
+    ladder: tuple[Rung, ...]
+    table: CostTable
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShardStatus:
+    """A shard's answer to "are you alive, and what are you doing?"."""
+
+    phase: Phase
+    fraction: float
+    pid: int
+
+
+def lay_out(items: Sequence[PreparedItem], region: npt.NDArray[np.uint8]) -> tuple[ItemLayout, ...]:
+    """Write the items' arrays into the region, one after the other, and say where each lies."""
+    layouts = []
+    offset = 0
+    for item in items:
+        flat = item.data.reshape(-1).view(np.uint8)
+        assert offset + flat.size <= region.size, "a pack within its rung's capacity fits its slot"
+        region[offset : offset + flat.size] = flat
+        layouts.append(ItemLayout(offset, item.data.shape, item.data.dtype.str, item.grid, item.cost))
+        offset += -(-flat.size // ALIGNMENT) * ALIGNMENT
+    return tuple(layouts)
+
+
+def alignment_slack(num_items: int) -> int:
+    """Bytes that aligning so many items may add to their arrays."""
+    return num_items * ALIGNMENT

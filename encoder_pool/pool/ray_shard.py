@@ -1,0 +1,102 @@
+"""A shard as a Ray actor: where it is placed, on which threads it runs, and how its errors read.
+
+Load, capture and run share a thread of their own; `status` is answered on another. The actor is
+owned by the replica: when that dies, Ray ends the actor with it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from encoder_pool.config import PoolConfig
+from encoder_pool.core import Rung
+from encoder_pool.pool.messages import PackReply, PackRequest, ShardReport, ShardStatus
+from encoder_pool.pool.ring import RingAddress
+from encoder_pool.pool.shard import Shard
+from encoder_pool.pool.worker import PackFailed, ShardDied
+
+NAMESPACE = "encoder-pool"
+"""Shards are named actors in here, so that the command line can show how far a start has come."""
+
+WORK, CONTROL = "work", "control"
+"""Threads of the actor, one each."""
+
+T = TypeVar("T")
+_incarnation = itertools.count(1)
+
+
+class RayShard:
+    """ShardHandle over a Ray actor."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    async def load(self) -> None:
+        """See ShardHandle."""
+        await _reached(self._call("load", WORK))
+
+    async def capture(self) -> ShardReport:
+        """See ShardHandle."""
+        report: ShardReport = await _reached(self._call("capture", WORK))
+        return report
+
+    async def run(self, request: PackRequest) -> PackReply:
+        """See ShardHandle."""
+        try:
+            reply: PackReply = await _reached(self._call("run", WORK, request))
+        except RayTaskError as error:
+            raise PackFailed(str(error.cause)) from error
+        return reply
+
+    async def status(self) -> ShardStatus:
+        """See ShardHandle."""
+        status: ShardStatus = await _reached(self._call("status", CONTROL))
+        return status
+
+    def kill(self) -> None:
+        """See ShardHandle."""
+        ray.kill(self._actor)
+
+    def _call(self, method: str, thread: str, *args: object) -> Awaitable[Any]:
+        reference: Awaitable[Any] = (
+            getattr(self._actor, method).options(concurrency_group=thread).remote(*args)
+        )
+        return reference
+
+
+async def _reached(reference: Awaitable[T]) -> T:
+    try:
+        return await reference
+    except RayActorError as error:
+        raise ShardDied(str(error)) from error
+
+
+def start_ray_shard(
+    name: str,
+    config: PoolConfig,
+    checkpoint: Path,
+    ladder: tuple[Rung, ...],
+    ring: RingAddress,
+    group: PlacementGroup,
+    bundle: int,
+) -> RayShard:
+    """Ask Ray for a shard in the bundle of the placement group; it is created in the background."""
+    threads = str(config.shard.threads)
+    actor_class = ray.remote(
+        concurrency_groups={WORK: 1, CONTROL: 1}, num_cpus=config.shard.cpus, max_restarts=0
+    )(Shard)
+    actor = actor_class.options(
+        name=f"{name}#{next(_incarnation)}",
+        namespace=NAMESPACE,
+        scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),
+        runtime_env={"env_vars": {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}},
+    ).remote(config, checkpoint, ladder, ring)
+    return RayShard(actor)

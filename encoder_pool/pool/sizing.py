@@ -1,0 +1,58 @@
+"""From a configuration and its adapter to numbers: the ladder, the largest item, the bytes of a ring slot.
+
+Pure arithmetic, so that `encoder-pool plan` can show it before anything is started.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from encoder_pool.config import PoolConfig
+from encoder_pool.core import Cost, Rung
+from encoder_pool.graphs.ladder import build_ladder
+from encoder_pool.pool.messages import alignment_slack
+from encoder_pool.towers.adapter import Adapter
+
+
+@dataclass(frozen=True, slots=True)
+class Sizing:
+    """What a pool of this configuration needs, per worker.
+
+    largest_item  cost of the largest item that is encoded; beyond the top rung it runs eagerly
+    input_bytes, output_bytes  of one ring slot
+    """
+
+    ladder: tuple[Rung, ...]
+    largest_item: Cost
+    slots: int
+    input_bytes: int
+    output_bytes: int
+
+    @property
+    def ring_bytes(self) -> int:
+        """Memory that one worker's ring takes on the host."""
+        return self.slots * (self.input_bytes + self.output_bytes)
+
+
+def size_pool(config: PoolConfig, adapter: Adapter) -> Sizing:
+    """The sizing of a pool. Raises ValueError, naming the key, for a ladder that the adapter cannot have."""
+    ladder = build_ladder(config.ladder, adapter.capacity)
+    top = ladder[-1]
+    largest_budget = max(config.ladder.eager_max or 0, top.budget)
+    if config.ladder.eager_max is not None and config.ladder.eager_max < top.budget:
+        raise ValueError(
+            f"ladder.eager_max ({config.ladder.eager_max}) is below the largest budget ({top.budget})"
+        )
+    largest = adapter.capacity(largest_budget)
+    if largest.out_rows > config.queue.max_tokens:
+        raise ValueError(
+            f"queue.max_tokens ({config.queue.max_tokens}) is below "
+            f"the largest item ({largest.out_rows} tokens)"
+        )
+    return Sizing(
+        ladder=ladder,
+        largest_item=largest,
+        slots=config.queue.packs_in_flight,
+        input_bytes=adapter.input_bytes(largest) + alignment_slack(largest.sequences),
+        output_bytes=largest.out_rows * adapter.width * config.model.dtype.storage.itemsize,
+    )
