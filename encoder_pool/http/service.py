@@ -1,8 +1,14 @@
-"""What the HTTP routes ask of a pool, so that they can be built and tested without Ray or torch."""
+"""What the HTTP routes ask of a pool, so that they can be built and tested without Ray or torch.
+
+CONTRACT CHANGED 02:20: `with service.admit() as reservation:` comes before the body is read; the routes
+call `reservation.add_bytes(n)` for what they read; `encode(media, reservation, deadline_s)`; Readiness is
+a dataclass.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -27,27 +33,32 @@ class Encoded:
     timings: Timings
 
 
-class Readiness(Protocol):
-    """Whether a pool can encode now."""
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """Whether a pool can encode now.
+
+    state  a word for people: "ready", "capturing", "restarting"
+    """
+
+    state: str
+    workers_ready: int
+    workers_total: int
 
     @property
     def is_ready(self) -> bool:
         """Whether a captured worker is there to encode."""
+        return self.workers_ready > 0
+
+
+class Reservation(Protocol):
+    """What a request holds of the pool's memory."""
+
+    def add_bytes(self, num_bytes: int) -> None:
+        """Hold so many bytes more. Raises Overloaded or TooLarge."""
         ...
 
-    @property
-    def state(self) -> str:
-        """One word or short phrase for people: "ready", "capturing", "restarting"."""
-        ...
-
-    @property
-    def workers_ready(self) -> int:
-        """Workers that can take a pack."""
-        ...
-
-    @property
-    def workers_total(self) -> int:
-        """Workers the replica owns."""
+    def add_tokens(self, tokens: int) -> None:
+        """Hold so many tokens more. Raises Overloaded or TooLarge."""
         ...
 
 
@@ -56,7 +67,14 @@ class PoolService(Protocol):
 
     config: PoolConfig
 
-    async def encode(self, media: Sequence[Media], *, deadline_s: float | None, body_bytes: int) -> Encoded:
+    def admit(self) -> AbstractContextManager[Reservation]:
+        """Let a request in for the length of a `with` block, before its body is read.
+
+        Raises Overloaded or Unavailable.
+        """
+        ...
+
+    async def encode(self, media: Sequence[Media], reservation: Reservation, deadline_s: float) -> Encoded:
         """Encode all items or raise one PoolError. Cancelling the call drops what is still queued."""
         ...
 

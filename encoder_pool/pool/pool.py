@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 from encoder_pool.config import PoolConfig
 from encoder_pool.core import Embedding, Media, PreparedItem
 from encoder_pool.errors import DeadlineExceeded, PoolError, TooLarge, Unavailable
-from encoder_pool.http.service import Encoded, Readiness, Timings
-from encoder_pool.pool.admission import Admission, Reservation, TokenRate
+from encoder_pool.http.service import Encoded, Readiness, Reservation, Timings
+from encoder_pool.pool.admission import Admission, TokenRate
 from encoder_pool.pool.batcher import Batcher, Job
 from encoder_pool.pool.counters import PoolCounters
 from encoder_pool.pool.dispatch import Dispatcher

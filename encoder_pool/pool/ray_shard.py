@@ -89,14 +89,11 @@ def start_ray_shard(
     bundle: int,
 ) -> RayShard:
     """Ask Ray for a shard in the bundle of the placement group; it is created in the background."""
-    threads = str(config.shard.threads)
-    actor_class = ray.remote(
-        concurrency_groups={WORK: 1, CONTROL: 1}, num_cpus=config.shard.cpus, max_restarts=0
-    )(Shard)
+    remote: Any = ray.remote  # its types do not know concurrency groups
+    actor_class = remote(concurrency_groups={WORK: 1, CONTROL: 1}, num_cpus=config.shard.cpus)(Shard)
     actor = actor_class.options(
         name=f"{name}#{next(_incarnation)}",
         namespace=NAMESPACE,
         scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),
-        runtime_env={"env_vars": {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}},
     ).remote(config, checkpoint, ladder, ring)
     return RayShard(actor)

@@ -11,12 +11,14 @@ Knows nothing of items, towers or Ray. Who may touch a slot when is its users' a
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import psutil
 
 PAGE = mmap.PAGESIZE
 
@@ -42,7 +44,8 @@ class Ring:
 
     @classmethod
     def create(cls, slots: int, input_bytes: int, output_bytes: int) -> Ring:
-        """A new ring of this process. Raises OSError (ENOSPC, ENOMEM) if the host cannot hold it."""
+        """A new ring of this process. Raises OSError (ENOSPC) if the host cannot hold it."""
+        _check_memory(slots * (_whole_pages(input_bytes) + _whole_pages(output_bytes)))
         fd = os.memfd_create("encoder-pool-ring", os.MFD_CLOEXEC)
         address = RingAddress(os.getpid(), fd, slots, _whole_pages(input_bytes), _whole_pages(output_bytes))
         os.posix_fallocate(fd, 0, _ring_bytes(address))
@@ -72,6 +75,13 @@ class Ring:
 
     def _region(self, start: int, size: int) -> npt.NDArray[np.uint8]:
         return np.frombuffer(self._memory, np.uint8, size, start)
+
+
+def _check_memory(needed: int) -> None:
+    """A memfd has no size limit: reserving more than there is would wake the kernel's OOM killer instead."""
+    available = psutil.virtual_memory().available
+    if needed > available:
+        raise OSError(errno.ENOSPC, f"a ring needs {needed >> 20} MiB, {available >> 20} MiB are available")
 
 
 def _whole_pages(size: int) -> int:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from encoder_pool.config import PoolConfig
-from encoder_pool.core import Cost, Rung
+from encoder_pool.core import Rung
 from encoder_pool.pool.messages import ItemLayout, PackReply, PackRequest, Phase, ShardReport, ShardStatus
 from encoder_pool.pool.ring import Ring, RingAddress
 from encoder_pool.towers.adapter import StagedItem, adapter_class
@@ -72,8 +72,7 @@ class Shard:
         started = time.perf_counter()
         region = self._ring.input(request.slot)
         staged = [_read(layout, region) for layout in request.items]
-        cost = Cost.total(layout.cost for layout in request.items)
-        batch = Batch(self._tower.stage(staged), tuple(item.grid for item in staged), cost)
+        batch = Batch.of(self._tower, staged, [layout.cost for layout in request.items])
         rows = self._runner.run(batch, request.rung)
         _write(rows, self._ring.output(request.slot))
         finite = _finite_items(rows, [layout.cost.out_rows for layout in request.items])
@@ -105,4 +104,6 @@ def _write(rows: torch.Tensor, region: npt.NDArray[np.uint8]) -> None:
 
 def _finite_items(rows: torch.Tensor, sizes: Sequence[int]) -> tuple[bool, ...]:
     """Per item, whether all of its rows are finite."""
-    return tuple(bool(part.isfinite().all()) for part in rows.split(list(sizes)))
+    import torch
+
+    return tuple(bool(part.isfinite().all()) for part in torch.split(rows, list(sizes)))

@@ -98,6 +98,10 @@ class Tower(Protocol):
         """The captured region: (O, H) output rows in the items' order. No host synchronisation."""
         ...
 
+    def fill(self, capacity: Cost) -> tuple[Grid, ...]:
+        """Grids of synthetic items that together use a rung of this capacity up, for its warm-up."""
+        ...
+
 
 BUILTIN = {
     "dinov2": "encoder_pool.towers.dinov2:Dinov2Adapter",

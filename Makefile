@@ -1,0 +1,62 @@
+# Everything a newcomer does with the project. `make help` lists it.
+
+PYTHON ?= python3
+VENV ?= .venv
+# Where torch comes from, if not from pip's own index. On a machine without a GPU
+# TORCH_INDEX=https://download.pytorch.org/whl/cpu saves gigabytes of CUDA libraries.
+TORCH_INDEX ?=
+PORT ?= 8000
+CONFIG ?= serve_configs/demo.yaml
+
+PIP = $(VENV)/bin/pip --disable-pip-version-check install --constraint constraints.txt
+INDEX = $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+RUN = $(VENV)/bin/
+
+.DEFAULT_GOAL := help
+.PHONY: help demo serve test lint format typecheck weights clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
+
+demo: $(VENV)/.demo  ## serve the default models, encode real media, draw demo.png, stop
+	$(RUN)encoder-pool demo $(CONFIG) --port $(PORT)
+
+serve: $(VENV)/.demo  ## serve CONFIG on PORT until Ctrl-C
+	$(RUN)encoder-pool serve $(CONFIG) --port $(PORT)
+
+test: $(VENV)/.dev  ## run all tests, with real weights, real Ray Serve and real HTTP
+	$(RUN)pytest
+
+lint: $(VENV)/.dev  ## check style
+	$(RUN)ruff check
+	$(RUN)ruff format --check
+
+format: $(VENV)/.dev  ## rewrite to style
+	$(RUN)ruff check --fix
+	$(RUN)ruff format
+
+typecheck: $(VENV)/.dev  ## check types, strictly
+	$(RUN)mypy
+
+weights: $(VENV)/.demo  ## bring the built-in weights into the cache
+	$(RUN)encoder-pool weights
+
+clean:  ## remove the environment and caches
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis demo.png
+
+$(VENV)/bin/pip:
+	@echo "making $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' \
+		|| { echo "Python 3.11 or 3.12 is needed; choose it with PYTHON=python3.12"; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/pip
+	@echo "installing what the service needs (a few minutes the first time)"
+	$(PIP) torch $(INDEX)
+	$(PIP) --editable '.[demo]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.demo
+	@echo "installing what the tests need"
+	$(PIP) --editable '.[demo,dev]'
+	@touch $@

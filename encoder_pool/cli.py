@@ -1,0 +1,158 @@
+"""The command line: `encoder-pool serve | plan | config | encode | demo | weights`.
+
+Everything that can be wrong is checked before Ray starts; a mistake ends with a message on standard error and
+status 2, a service that fails to start with status 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from rich.console import Console
+
+from encoder_pool.launch.errors import HostUnfit, LaunchError
+from encoder_pool.launch.file import ServiceFile, read_service_file
+from encoder_pool.launch.host import Host, haproxy_environment, problems
+from encoder_pool.launch.plan import PoolPlan, plan_pool
+from encoder_pool.launch.show import config_table, plan_table, progress_bar
+from encoder_pool.weights import BUILTIN, WeightsError, ensure
+
+DEMO = Path("serve_configs/demo.yaml")
+out = Console()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status."""
+    arguments = _parser().parse_args(argv)
+    try:
+        status: int = arguments.run(arguments)
+    except LaunchError as error:
+        _complain(error)
+        return error.exit_status
+    except (ValueError, WeightsError) as error:
+        _complain(error)
+        return 2
+    return status
+
+
+def _complain(problem: object) -> None:
+    Console(stderr=True).print(f"encoder-pool: {problem}", style="red", markup=False, highlight=False)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="encoder-pool", description="Multimodal encoders as a pool.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    serve = commands.add_parser("serve", help="validate a file, check this host, and serve until stopped")
+    serve.add_argument("file", type=Path, help="a Serve configuration, e.g. serve_configs/demo.yaml")
+    _add_service_options(serve)
+    serve.set_defaults(run=_serve)
+
+    plan = commands.add_parser("plan", help="show ladder, memory and padding of a file; starts nothing")
+    plan.add_argument("file", type=Path)
+    plan.set_defaults(run=_plan)
+
+    config = commands.add_parser("config", help="list every key of the configuration")
+    config.set_defaults(run=_config)
+
+    encode = commands.add_parser("encode", help="encode media files with a running service")
+    encode.add_argument("media", nargs="+", type=Path)
+    encode.add_argument("--url", required=True, help="base URL of a model, e.g. http://127.0.0.1:8000/image")
+    encode.add_argument("--out", type=Path, help="write the embeddings to this safetensors file")
+    encode.set_defaults(run=_encode)
+
+    demo = commands.add_parser("demo", help="serve the default models, encode real media, draw, stop")
+    demo.add_argument("file", type=Path, nargs="?", default=DEMO)
+    demo.add_argument("--picture", type=Path, default=Path("demo.png"), help="where to draw to")
+    _add_service_options(demo)
+    demo.set_defaults(run=_demo)
+
+    weights = commands.add_parser("weights", help="bring the built-in weights into the cache")
+    weights.set_defaults(run=_weights)
+    return parser
+
+
+def _add_service_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--port", type=int, help="HTTP port, instead of the file's")
+    parser.add_argument("--no-haproxy", action="store_true", help="use Serve's own proxy: slower")
+    parser.add_argument("--drain-s", type=float, default=2.0, help="how long a stopping replica drains")
+    parser.add_argument("--start-timeout-s", type=float, default=300.0, help="give up starting after this")
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    with _service(arguments) as service:
+        for application in service.applications:
+            out.print(f"{application.config.model.name}: {service.url(application)}/v1/encode")
+        out.print("serving; Ctrl-C stops")
+        threading.Event().wait()
+    return 0
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from encoder_pool.demo.show import show
+
+    with _service(arguments) as service:
+        show([service.url(application) for application in service.applications], arguments.picture, out)
+    return 0
+
+
+@contextmanager
+def _service(arguments: argparse.Namespace) -> Iterator[ServiceFile]:
+    """The service of the file, running; Ctrl-C and SIGTERM end the block and the service."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    service = read_service_file(arguments.file)
+    if arguments.port:
+        service = service.with_port(arguments.port)
+    if found := problems(service, _plans(service), Host.this()):
+        raise HostUnfit("\n".join(found))
+    with tempfile.TemporaryDirectory(prefix="encoder-pool-") as folder, suppress(KeyboardInterrupt):
+        if not arguments.no_haproxy:
+            os.environ.update(haproxy_environment(Path(folder), service.port, arguments.drain_s))
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        from encoder_pool.launch.service import running  # Ray reads the environment on import
+
+        with running(service, progress_bar, arguments.start_timeout_s):
+            yield service
+
+
+def _plans(service: ServiceFile) -> list[PoolPlan]:
+    """The plan of every application; brings their weights."""
+    with progress_bar() as progress:
+        return [plan_pool(application.config, progress) for application in service.applications]
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    service = read_service_file(arguments.file)
+    plans = _plans(service)
+    for application, plan in zip(service.applications, plans, strict=True):
+        out.print(plan_table(application.name, plan))
+    found = problems(service, plans, Host.this())
+    for problem in found:
+        _complain(problem)
+    return 2 if found else 0
+
+
+def _config(arguments: argparse.Namespace) -> int:
+    out.print(config_table())
+    return 0
+
+
+def _encode(arguments: argparse.Namespace) -> int:
+    from encoder_pool.client.command import encode_files
+
+    return encode_files(arguments.url, arguments.media, arguments.out, out)
+
+
+def _weights(arguments: argparse.Namespace) -> int:
+    with progress_bar() as progress:
+        folders = [ensure(f"builtin:{name}", progress) for name in BUILTIN]
+    for folder in folders:
+        out.print(str(folder))
+    return 0

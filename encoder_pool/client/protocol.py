@@ -1,0 +1,100 @@
+"""What both clients do alike, as pure functions: URLs, requests, and what an outcome means.
+
+An outcome is an answer of any status, or the error that stands for a request without one.
+Knows nothing of sending and waiting.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import httpx
+
+from encoder_pool.client.errors import EncoderError, InvalidReplyError, UnavailableError, error_of_reply
+from encoder_pool.client.inputs import Upload
+from encoder_pool.http.service import Readiness
+
+Outcome: TypeAlias = httpx.Response | EncoderError
+
+POLL_S = 0.25
+"""Between two looks at a server that is not ready yet."""
+READY_TIMEOUT_S = 5.0
+"""/ready asks nobody, so a server that answers at all answers at once."""
+
+
+def root_of(base_url: str) -> str:
+    """The application's URL, without the "/v1" that OpenAI's clients want in theirs."""
+    return base_url.rstrip("/").removesuffix("/v1")
+
+
+def encode_request(
+    http: httpx.Client | httpx.AsyncClient, model: str, uploads: Sequence[Upload], timeout_s: float
+) -> httpx.Request:
+    """A multipart request: files travel as they are, without base64."""
+    return http.build_request(
+        "POST",
+        "/v1/encode",
+        data={"model": model},
+        files=[("files", (upload.name, upload.data)) for upload in uploads],
+        headers={"accept": "application/vnd.safetensors", "x-deadline-seconds": f"{timeout_s:g}"},
+    )
+
+
+def ready_request(http: httpx.Client | httpx.AsyncClient) -> httpx.Request:
+    """A look at /ready."""
+    return http.build_request("GET", "/ready", timeout=READY_TIMEOUT_S)
+
+
+def settled(outcome: Outcome) -> Outcome:
+    """The answer if it is a good one, else the error that it stands for."""
+    if isinstance(outcome, httpx.Response) and not outcome.is_success:
+        return error_of_reply(outcome)
+    return outcome
+
+
+def document_of(reply: httpx.Response) -> dict[str, Any]:
+    """The JSON object of an answer; InvalidReplyError if it is none."""
+    try:
+        document = json.loads(reply.content)
+    except ValueError:
+        document = None
+    if not isinstance(document, dict):
+        raise InvalidReplyError("the answer is no JSON object", status_code=reply.status_code)
+    return document
+
+
+def model_names(reply: httpx.Response) -> list[str]:
+    """The names in an answer of /v1/models, of which there is at least one."""
+    try:
+        names = [str(card["id"]) for card in document_of(reply)["data"]]
+    except (KeyError, TypeError):
+        names = []
+    if not names:
+        raise InvalidReplyError("the answer lists no models", status_code=reply.status_code)
+    return names
+
+
+def readiness_of(outcome: Outcome) -> Readiness | EncoderError:
+    """What /ready said, or why nobody knows."""
+    if isinstance(outcome, EncoderError):
+        return outcome
+    try:
+        document = document_of(outcome)
+        workers = document["workers"]
+        return Readiness(str(document["status"]), int(workers["ready"]), int(workers["total"]))
+    except (InvalidReplyError, KeyError, TypeError, ValueError):
+        # Ray Serve answers in its own words until the application is up.
+        return error_of_reply(outcome)
+
+
+def is_ready(seen: Readiness | EncoderError) -> bool:
+    """Whether a look at /ready found a server that can encode."""
+    return isinstance(seen, Readiness) and seen.is_ready
+
+
+def never_ready(timeout_s: float, seen: Readiness | EncoderError) -> UnavailableError:
+    """The error of whoever waited in vain."""
+    last = seen.state if isinstance(seen, Readiness) else str(seen)
+    return UnavailableError(f"not ready after {timeout_s:g} s; seen last: {last}")

@@ -1,0 +1,100 @@
+"""Which rungs a tower is captured for: budgets from the configuration, capacities from the adapter.
+
+A ladder is ascending: every rung holds all that the rung below it holds, and more patch rows. The planner
+relies on it. Everything that would break it is refused here, with the budget, the reason and the key.
+Knows nothing of towers, torch or memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import count, pairwise, takewhile
+
+from encoder_pool.config import LadderConfig
+from encoder_pool.core import Cost, Rung
+
+
+def budgets(minimum: int, maximum: int, rungs_per_octave: int | None = None) -> tuple[int, ...]:
+    """Budgets from minimum to maximum, ascending, both included.
+
+    Without `rungs_per_octave` each budget doubles the one before: powers of two if minimum is one.
+    With n of them budget k is minimum * 2 ** (k / n), rounded; equal ones are kept once.
+    Raises ValueError for an empty range and for values below one.
+    """
+    _check_range(minimum, maximum, rungs_per_octave)
+    steps = rungs_per_octave or 1
+    grown = (round(minimum * 2 ** (step / steps)) for step in count())
+    below = takewhile(lambda budget: budget < maximum, grown)
+    return (*dict.fromkeys(below), maximum)
+
+
+def build_ladder(config: LadderConfig, capacity: Callable[[int], Cost]) -> tuple[Rung, ...]:
+    """The rungs of a configuration, ascending.
+
+    capacity  what a rung of a budget holds; raises ValueError(reason) if the tower has no such shape
+
+    Raises ValueError for budgets that are not ascending, that cannot be represented, or whose capacity
+    does not grow.
+    """
+    ladder = tuple(Rung(budget, _capacity(config, budget, capacity)) for budget in _listed(config))
+    for lower, upper in pairwise(ladder):
+        if not _grows(lower.capacity, upper.capacity):
+            raise ValueError(
+                f"a rung of budget {upper.budget} holds {upper.capacity}, which does not grow from "
+                f"{lower.capacity} at budget {lower.budget} ({_key(config, upper.budget)})"
+            )
+    return ladder
+
+
+def _listed(config: LadderConfig) -> tuple[int, ...]:
+    if config.budgets is not None:
+        _check_list(config.budgets)
+        return config.budgets
+    if config.min is None or config.max is None:
+        raise ValueError("ladder needs 'min' and 'max', or 'budgets'")
+    return budgets(config.min, config.max, config.rungs_per_octave)
+
+
+def _check_range(minimum: int, maximum: int, rungs_per_octave: int | None) -> None:
+    for key, value in (("min", minimum), ("max", maximum), ("rungs_per_octave", rungs_per_octave)):
+        if value is not None and value < 1:
+            raise ValueError(f"ladder.{key} is {value}; it must be at least 1")
+    if minimum > maximum:
+        raise ValueError(f"ladder.min ({minimum}) is above ladder.max ({maximum})")
+
+
+def _check_list(listed: Sequence[int]) -> None:
+    if not listed:
+        raise ValueError("ladder.budgets is empty")
+    if listed[0] < 1:
+        raise ValueError(f"ladder.budgets holds {listed[0]}; a budget must be at least 1")
+    for lower, upper in pairwise(listed):
+        if upper == lower:
+            raise ValueError(f"ladder.budgets holds {upper} twice")
+        if upper < lower:
+            raise ValueError(f"ladder.budgets must be ascending; {upper} follows {lower}")
+
+
+def _capacity(config: LadderConfig, budget: int, capacity: Callable[[int], Cost]) -> Cost:
+    try:
+        held = capacity(budget)
+    except ValueError as error:
+        raise ValueError(
+            f"a rung of budget {budget} cannot be represented: {error} ({_key(config, budget)})"
+        ) from error
+    if min(held.patch_rows, held.out_rows, held.sequences) < 1:
+        raise ValueError(f"a rung of budget {budget} holds {held}: nothing ({_key(config, budget)})")
+    return held
+
+
+def _grows(lower: Cost, upper: Cost) -> bool:
+    return lower.fits(upper) and lower.patch_rows < upper.patch_rows
+
+
+def _key(config: LadderConfig, budget: int) -> str:
+    """The setting that asked for a budget."""
+    if config.budgets is not None:
+        return "ladder.budgets"
+    if budget in (config.min, config.max):
+        return "ladder.min" if budget == config.min else "ladder.max"
+    return "between ladder.min and ladder.max"

@@ -1,0 +1,205 @@
+"""Packing: which items share a replay, and which rung runs them, for the least predicted milliseconds.
+
+An order of the items is cut into packs by dynamic programming, which is exact for that order; the orders
+tried are FIFO and by size, and the cheaper plan wins. The plan is fair: the pack of the oldest item comes
+first. An item that fits no rung runs eagerly, alone. Pure Python and numpy; knows nothing of towers,
+clocks or queues. Relies on an ascending ladder (`build_ladder`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from encoder_pool.core import Cost, Pack, Rung
+
+PACK_MS = 1e-6
+"""Added to every pack so that of two plans that cost the same the one with fewer packs wins."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostTable:
+    """Milliseconds of a run, measured or assumed.
+
+    rung_ms         one replay of each rung, ascending rungs
+    eager_fixed_ms  an eager run costs this ...
+    eager_row_ms    ... and this for every patch row
+    """
+
+    rung_ms: tuple[float, ...]
+    eager_fixed_ms: float
+    eager_row_ms: float
+
+    def eager_ms(self, patch_rows: int) -> float:
+        """Predicted milliseconds of one eager run."""
+        return self.eager_fixed_ms + self.eager_row_ms * patch_rows
+
+
+def proportional(ladder: Sequence[Rung], row_ms: float = 1.0) -> CostTable:
+    """The table to assume before anything was measured: a replay costs its rows, eager is the last resort."""
+    rung_ms = tuple(row_ms * rung.capacity.patch_rows for rung in ladder)
+    return CostTable(rung_ms, max(rung_ms, default=0.0), row_ms)
+
+
+def predicted_ms(pack: Pack, costs: Sequence[Cost], table: CostTable) -> float:
+    """What the table says one pack of a plan takes."""
+    if pack.rung is not None:
+        return table.rung_ms[pack.rung]
+    return table.eager_ms(sum(costs[member].patch_rows for member in pack.members))
+
+
+def plan(costs: Sequence[Cost], ladder: Sequence[Rung], table: CostTable) -> tuple[Pack, ...]:
+    """Packs of the items, oldest item first; `costs` is FIFO, `Pack.members` are positions in it.
+
+    Every item is in exactly one pack and every pack fits its rung. Eager packs of several items, made where
+    the table says that eager is cheaper, stay within the largest rung, so that their memory is bounded.
+    """
+    if len(table.rung_ms) != len(ladder):
+        raise ValueError(f"the cost table has {len(table.rung_ms)} rungs, the ladder {len(ladder)}")
+    if not costs:
+        return ()
+    if not ladder:
+        return tuple(Pack((item,), None) for item in range(len(costs)))
+    asked, held = _counters(costs), _counters([rung.capacity for rung in ladder])
+    is_oversize = (asked > held[-1]).any(axis=1)
+    packs = [Pack((item,), None) for item in np.flatnonzero(is_oversize).tolist()]
+    packs += _cheapest_partition(np.flatnonzero(~is_oversize), asked, _shapes(held, table), table)
+    return tuple(sorted(packs))
+
+
+def next_pack(costs: Sequence[Cost], ladder: Sequence[Rung], table: CostTable) -> Pack:
+    """The pack to dispatch now: that of the oldest item in the best plan of the waiting items.
+
+    The rest of the plan is thrown away; it is made again, with whatever has arrived, for the next pack.
+    """
+    if not costs:
+        raise ValueError("nothing waits to be packed")
+    return plan(costs, ladder, table)[0]
+
+
+Ints = npt.NDArray[np.int64]
+
+
+class _Shapes(NamedTuple):
+    """The rungs worth using: no larger one is as cheap. So time grows with size.
+
+    rungs (S,) positions on the ladder; held (S, 4); ms (S,)
+    """
+
+    rungs: Ints
+    held: Ints
+    ms: npt.NDArray[np.float64]
+
+
+class _Partition(NamedTuple):
+    total_ms: float
+    packs: list[Pack]
+
+
+class _Reach(NamedTuple):
+    """Looking on from each start, as lists, because the loop over them is plain Python.
+
+    ends           (items, shapes): the end of the longest run of items that the shape holds
+    smallest       (items,): the first shape that holds the item at the start
+    is_eager_best  (items,): whether eager is cheaper than a replay for some run from here
+    """
+
+    ends: list[list[int]]
+    smallest: list[int]
+    is_eager_best: list[bool]
+
+
+def _counters(costs: Sequence[Cost]) -> Ints:
+    """(items, 4)."""
+    rows = [(cost.patch_rows, cost.out_rows, cost.sequences, cost.windows) for cost in costs]
+    return np.array(rows, dtype=np.int64)
+
+
+def _shapes(held: Ints, table: CostTable) -> _Shapes:
+    ms = np.array(table.rung_ms) + PACK_MS
+    cheapest_from = np.minimum.accumulate(ms[::-1])[::-1]
+    is_useful = np.append(ms[:-1] < cheapest_from[1:], True)
+    return _Shapes(np.flatnonzero(is_useful), held[is_useful], ms[is_useful])
+
+
+def _cheapest_partition(fifo: Ints, asked: Ints, shapes: _Shapes, table: CostTable) -> list[Pack]:
+    """The cheapest contiguous partition over the orders tried; FIFO wins a tie."""
+    by_size = fifo[np.argsort(asked[fifo, 0], kind="stable")]
+    orders = [fifo] if np.array_equal(fifo, by_size) else [fifo, by_size]
+    partitions = [_partition(order.tolist(), asked[order], shapes, table) for order in orders]
+    return min(partitions, key=lambda partition: partition.total_ms).packs
+
+
+def _partition(order: list[int], asked: Ints, shapes: _Shapes, table: CostTable) -> _Partition:
+    """The exact cheapest cut of one order, from the last item backwards.
+
+    A replay costs the same however full it is, and fewer items never cost more, so from every start only
+    the longest run that each shape holds needs a look. Eager costs its rows, so there every run does.
+    """
+    size = len(order)
+    reach = _reach(asked, shapes, table)
+    rungs, shape_ms = shapes.rungs.tolist(), shapes.ms.tolist()
+    eager_rows_ms = [0.0, *(table.eager_row_ms * np.cumsum(asked[:, 0])).tolist()]
+    rest_ms = [inf] * size + [0.0]
+    # The eager rows before an end plus the rest after it: the eager run to that end, but for its own start.
+    to_end_ms = [inf] * size + [eager_rows_ms[size]]
+    cuts: list[tuple[int, int | None]] = [(size, None)] * size
+    for start in range(size - 1, -1, -1):
+        best, ends = inf, reach.ends[start]
+        for shape in range(reach.smallest[start], len(ends)):
+            end = ends[shape]
+            total = shape_ms[shape] + rest_ms[end]
+            if total < best:
+                best = total
+                cuts[start] = end, rungs[shape]
+            if end == ends[-1]:
+                break
+        if reach.is_eager_best[start]:
+            to_ends = to_end_ms[start + 1 : ends[-1] + 1]
+            cheapest = min(to_ends)
+            total = table.eager_fixed_ms + PACK_MS + cheapest - eager_rows_ms[start]
+            if total < best:
+                best = total
+                cuts[start] = start + 1 + to_ends.index(cheapest), None
+        rest_ms[start] = best
+        to_end_ms[start] = best + eager_rows_ms[start]
+    return _Partition(rest_ms[0], _cut(order, cuts))
+
+
+def _reach(asked: Ints, shapes: _Shapes, table: CostTable) -> _Reach:
+    size = len(asked)
+    before = np.zeros((asked.shape[1], size + 1), dtype=np.int64)
+    np.cumsum(asked.T, axis=1, out=before[:, 1:])
+    ends = np.full((size, len(shapes.held)), size)
+    for total, limits in zip(before, shapes.held.T, strict=True):
+        if total[-1] > limits[0]:
+            np.minimum(ends, np.searchsorted(total, total[:-1, None] + limits, side="right") - 1, out=ends)
+    smallest = (ends == np.arange(size)[:, None]).sum(axis=1)
+    is_eager_best = _is_eager_best(ends, before[0], shapes, table)
+    return _Reach(ends.tolist(), smallest.tolist(), is_eager_best)
+
+
+def _is_eager_best(ends: Ints, rows_before: Ints, shapes: _Shapes, table: CostTable) -> list[bool]:
+    """(items,). A replay is at its worst for the shortest run that the next smaller shape does not hold."""
+    if table.eager_fixed_ms >= shapes.ms[-1]:
+        return [False] * len(ends)
+    starts = np.arange(len(ends))
+    shortest = np.column_stack((starts, ends[:, :-1])) + 1
+    rows = rows_before.take(shortest, mode="clip") - rows_before[starts, None]
+    is_cheaper = table.eager_fixed_ms + table.eager_row_ms * rows < shapes.ms
+    is_best: list[bool] = np.logical_or.reduce(is_cheaper & (shortest <= ends), axis=1).tolist()
+    return is_best
+
+
+def _cut(order: list[int], cuts: list[tuple[int, int | None]]) -> list[Pack]:
+    packs, start = [], 0
+    while start < len(order):
+        end, rung = cuts[start]
+        packs.append(Pack(tuple(sorted(order[start:end])), rung))
+        start = end
+    return packs

@@ -1,0 +1,227 @@
+"""Runs packs on a tower: one captured shape per rung over static memory, eager for what fits none.
+
+`Runner` is the interface. `LadderRunner` is all of it but one step, recording a shape, which a device
+does its own way; `CpuRunner` records nothing and calls the tower again, on the same padded memory, so that
+ladder, padding, tail and checks are the same with and without a GPU. Every result owns its storage: no
+later run changes it, and it keeps nothing else alive. Knows no model, no queue and no plan.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple, Protocol
+
+import torch
+
+from encoder_pool.core import Cost, Grid, Rung
+from encoder_pool.graphs.arena import Arena, RungBuffers, check_inputs, zero_inputs
+from encoder_pool.graphs.counters import Counters, EagerReason, Ledger
+from encoder_pool.graphs.mismatch import BatchMismatch, expect
+from encoder_pool.towers.adapter import StagedItem, Tower
+
+logger = logging.getLogger(__name__)
+
+Progress = Callable[[int, int], None]
+"""Called with the rungs done and the rungs in all."""
+
+Replay = Callable[[], torch.Tensor]
+"""Runs a shape on its static memory: (O, H) rows, overwritten by the next call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The items of one pack, packed along dim 0 in the order of the grids."""
+
+    inputs: Mapping[str, torch.Tensor]
+    grids: tuple[Grid, ...]
+    cost: Cost
+
+    @staticmethod
+    def of(tower: Tower, items: Sequence[StagedItem], costs: Sequence[Cost]) -> Batch:
+        """The batch of these items."""
+        return Batch(tower.stage(items), tuple(item.grid for item in items), Cost.total(costs))
+
+    @staticmethod
+    def filling(tower: Tower, capacity: Cost, device: torch.device) -> Batch:
+        """Synthetic items of zeros that use a rung of this capacity up."""
+        return Batch(zero_inputs(tower.inputs, capacity, device), tower.fill(capacity), capacity)
+
+
+class Runner(Protocol):
+    """Runs packs. Safe to call from any thread; callers take turns."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tower is."""
+        ...
+
+    @property
+    def ladder(self) -> tuple[Rung, ...]:
+        """The captured rungs, ascending; empty before `capture`."""
+        ...
+
+    @property
+    def counters(self) -> Counters:
+        """What was run until now."""
+        ...
+
+    def capture(self, progress: Progress) -> None:
+        """Warm up and capture every rung, largest first; again if called again.
+
+        A rung that fails is left out of `ladder`, with a warning. Raises RuntimeError if all fail.
+        """
+        ...
+
+    def run(self, batch: Batch, rung: int | None) -> torch.Tensor:
+        """(out_rows, H) rows in the items' order, from a rung of `ladder` by position, or eagerly.
+
+        Raises BatchMismatch, before anything is copied, for a batch that the shape cannot take.
+        """
+        ...
+
+    def reset_counters(self) -> None:
+        """Start counting again, at zero."""
+        ...
+
+
+class _Captured(NamedTuple):
+    buffers: RungBuffers
+    replay: Replay
+
+
+class LadderRunner(ABC):
+    """A Runner, but for the way a shape is recorded."""
+
+    def __init__(self, tower: Tower, ladder: Sequence[Rung], device: torch.device) -> None:
+        self._tower = tower
+        self._device = device
+        self._asked = tuple(ladder)
+        self._lock = threading.Lock()
+        self._arena: Arena | None = None
+        self._captured: tuple[_Captured, ...] = ()
+        self._ledger = Ledger()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tower is."""
+        return self._device
+
+    @property
+    def ladder(self) -> tuple[Rung, ...]:
+        """The captured rungs, ascending; empty before `capture`."""
+        return tuple(captured.buffers.rung for captured in self._captured)
+
+    @property
+    def counters(self) -> Counters:
+        """What was run until now."""
+        with self._lock:
+            return self._ledger.snapshot(self.ladder)
+
+    @property
+    def static_bytes(self) -> int:
+        """Memory that the inputs and metadata of the captured shapes take."""
+        return sum(static.nbytes for static in self.static_tensors())
+
+    def static_tensors(self) -> tuple[torch.Tensor, ...]:
+        """The memory that the captured shapes read, every byte once."""
+        if not self._captured:
+            return ()
+        metadata = (tensor for captured in self._captured for tensor in captured.buffers.tensors.values())
+        return (*self._captured[-1].buffers.inputs.values(), *metadata)
+
+    def reset_counters(self) -> None:
+        """Start counting again, at zero."""
+        with self._lock:
+            self._ledger = Ledger()
+
+    def run(self, batch: Batch, rung: int | None) -> torch.Tensor:
+        """See Runner. The rows are an ordinary tensor, whatever grad or inference mode the caller is in."""
+        with self._lock, torch.inference_mode():
+            rows = self._eager(batch) if rung is None else self._replay(batch, rung)
+            return _owned(rows[: batch.cost.out_rows])
+
+    def capture(self, progress: Progress) -> None:
+        """See Runner."""
+        with self._lock, torch.inference_mode():
+            self._arena, self._captured = None, ()
+            failures = []
+            for done, rung in enumerate(reversed(self._asked), start=1):
+                try:
+                    captured = self._capture_rung(rung)
+                except Exception as error:  # whatever it is, the other rungs may still serve
+                    failures.append(f"budget {rung.budget}: {error}")
+                    logger.warning("a rung is dropped, its capture failed; %s", failures[-1])
+                else:
+                    self._captured = (captured, *self._captured)
+                progress(done, len(self._asked))
+            if failures and not self._captured:
+                raise RuntimeError(f"no rung could be captured; {'; '.join(failures)}")
+
+    @abstractmethod
+    def _record(self, forward: Replay) -> Replay:
+        """A warmed-up shape as it is run from now on. `forward` calls the tower on the static memory."""
+
+    def _capture_rung(self, rung: Rung) -> _Captured:
+        # Made for the first rung that works: the memory of a failed larger one is given back.
+        arena = self._arena or Arena(self._tower.inputs, rung.capacity, self._device)
+        metadata = self._tower.metadata(self._tower.fill(rung.capacity), rung.capacity)
+        buffers = arena.bind(rung, metadata)
+        buffers.clear()
+        forward = partial(self._tower.forward, buffers.inputs, buffers.metadata)
+        expect("output rows", rung.capacity.out_rows, len(forward()))
+        captured = _Captured(buffers, self._record(forward))
+        self._arena = arena
+        return captured
+
+    def _replay(self, batch: Batch, rung: int) -> torch.Tensor:
+        if not 0 <= rung < len(self._captured):
+            raise BatchMismatch("rung", f"a position below {len(self._captured)}", rung)
+        buffers, replay = self._captured[rung]
+        buffers.check(batch.inputs, batch.cost)
+        buffers.load(batch.inputs, self._tower.metadata(batch.grids, buffers.rung.capacity))
+        rows = replay()
+        self._ledger.replayed(buffers.rung, len(batch.grids), batch.cost)
+        return rows
+
+    def _eager(self, batch: Batch) -> torch.Tensor:
+        check_inputs(self._tower.inputs, batch.inputs, batch.cost)
+        # Copied, since a tower may write into its inputs, and these are the caller's.
+        inputs = {key: tensor.clone() for key, tensor in batch.inputs.items()}
+        rows = self._tower.forward(inputs, self._tower.metadata(batch.grids, None))
+        expect("output rows", batch.cost.out_rows, len(rows))
+        self._ledger.ran_eagerly(self._reason(batch.cost), len(batch.grids), batch.cost)
+        return rows
+
+    def _reason(self, cost: Cost) -> EagerReason:
+        ladder = self.ladder
+        if not ladder:
+            return EagerReason.NO_LADDER
+        if cost.fits(ladder[-1].capacity):
+            return EagerReason.CHEAPER
+        if any(cost.fits(rung.capacity) for rung in self._asked):
+            return EagerReason.RUNG_DROPPED
+        return EagerReason.FITS_NO_RUNG
+
+
+class CpuRunner(LadderRunner):
+    """The runner of a machine without a GPU."""
+
+    def __init__(self, tower: Tower, ladder: Sequence[Rung]) -> None:
+        super().__init__(tower, ladder, torch.device("cpu"))
+
+    def _record(self, forward: Replay) -> Replay:
+        return forward
+
+
+def _owned(rows: torch.Tensor) -> torch.Tensor:
+    """A copy in storage of its own, as an ordinary tensor.
+
+    Outside of inference mode, autograd and writes in place refuse a tensor that was made in it.
+    """
+    with torch.inference_mode(False), torch.no_grad():
+        return rows.clone(memory_format=torch.contiguous_format)

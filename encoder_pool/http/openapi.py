@@ -1,0 +1,172 @@
+"""What /docs and /openapi.json say of the encode route, whose body is parsed by hand.
+
+One table, `ERROR_CODES`, lists every code that a caller can meet; the descriptions of the statuses are
+made from it. Knows nothing of how requests are served.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic.json_schema import models_json_schema
+
+from encoder_pool.errors import (
+    DeadlineExceeded,
+    EncodeFailed,
+    Internal,
+    InvalidRequest,
+    MethodNotAllowed,
+    NotAcceptable,
+    NotFound,
+    Overloaded,
+    PoolError,
+    TooLarge,
+    Unavailable,
+    UndecodableMedia,
+    UnsupportedMedia,
+)
+from encoder_pool.http.body import DEADLINE_HEADER
+from encoder_pool.http.negotiate import JSON, OCTETS, SAFETENSORS
+from encoder_pool.http.schema import EncodeBody, EncodeReply, ErrorBody
+
+ERROR_CODES: dict[type[PoolError], tuple[str, ...]] = {
+    InvalidRequest: (
+        "invalid_request",
+        "invalid_json",
+        "invalid_content_part",
+        "invalid_data_uri",
+        "invalid_base64",
+        "invalid_multipart",
+    ),
+    NotFound: ("not_found", "model_not_found"),
+    MethodNotAllowed: ("method_not_allowed",),
+    NotAcceptable: ("not_acceptable",),
+    TooLarge: ("body_too_large", "too_many_items", "media_too_large", "item_too_large", "request_too_large"),
+    UnsupportedMedia: ("unsupported_media_type", "unsupported_content_type"),
+    UndecodableMedia: ("undecodable_media",),
+    Overloaded: ("overloaded",),
+    EncodeFailed: ("encode_failed", "not_finite"),
+    Internal: ("internal",),
+    Unavailable: ("not_ready", "draining", "no_worker"),
+    DeadlineExceeded: ("deadline_exceeded",),
+}
+
+_HEADERS = {
+    "x-request-id": "The request's id: the caller's own if it is sane, else a new one.",
+    "Server-Timing": "Milliseconds of `prepare`, `queue`, `encode` and `total`.",
+    "Retry-After": "Seconds after which to come again.",
+    "retry-after-ms": "The same in milliseconds.",
+    "x-should-retry": "`false` where the same request will fail again.",
+}
+
+DESCRIPTION = f"""\
+Answers `{SAFETENSORS}` unless `Accept` asks for `{JSON}`: tensors `embeddings.0`, `embeddings.1`, ...
+of shape (tokens, width) in the order of the items, and in `__metadata__` the strings `request_id`, `model`
+and `items`, the last a JSON list of what `ItemInfo` describes. Items stand or fall together; `param` names
+the first bad one.
+"""
+
+
+class DocumentedApp(FastAPI):
+    """FastAPI whose OpenAPI document has the models of the encode route, too."""
+
+    def openapi(self) -> dict[str, Any]:
+        """The document; built once."""
+        schema = super().openapi()
+        _, extra = models_json_schema(
+            [(EncodeBody, "validation"), (EncodeReply, "serialization"), (ErrorBody, "serialization")],
+            ref_template="#/components/schemas/{model}",
+        )
+        schema["components"]["schemas"].update(extra["$defs"])
+        return schema
+
+
+def encode_operation() -> dict[str, Any]:
+    """Parameters, body and 200 of the encode route, as OpenAPI."""
+    return {
+        "parameters": [
+            _header("x-request-id", {"type": "string"}, "Up to 128 of `A-Z a-z 0-9 . _ : / + = @ -`."),
+            _header(
+                DEADLINE_HEADER,
+                {"type": "number", "exclusiveMinimum": 0},
+                "Seconds after which the answer is of no use, from when the body has arrived; "
+                "at most queue.deadline_s, which is the default.",
+            ),
+            _query("model", {"type": "string"}),
+            _query("encoding_format", {"enum": ["base64", "float"]}),
+        ],
+        "requestBody": {"required": True, "content": _request_content()},
+    }
+
+
+def encode_responses() -> dict[int | str, dict[str, Any]]:
+    """All statuses of the encode route: 200 and one for each class of error."""
+    binary = {"schema": {"type": "string", "format": "binary"}}
+    content = {SAFETENSORS: binary, OCTETS: binary, JSON: {"schema": _ref("EncodeReply")}}
+    headers = _reply_headers("x-request-id", "Server-Timing")
+    responses: dict[int | str, dict[str, Any]] = {
+        200: {"description": "One embedding for each item.", "content": content, "headers": headers}
+    }
+    for kind in ERROR_CODES:
+        responses[kind.status] = _error(kind.status)
+    return responses
+
+
+def _error(status: int) -> dict[str, Any]:
+    kinds = [kind for kind in ERROR_CODES if kind.status == status]
+    text = " ".join((kind.__doc__ or "").strip() for kind in kinds)
+    codes = ", ".join(f"`{code}`" for kind in kinds for code in ERROR_CODES[kind])
+    names = ["x-request-id"]
+    if status in (Overloaded.status, Unavailable.status):
+        names += ["Retry-After", "retry-after-ms"]
+    if status == EncodeFailed.status:
+        names += ["x-should-retry"]
+    return {
+        "description": f"{text} Codes: {codes}.",
+        "content": {JSON: {"schema": _ref("ErrorBody")}},
+        "headers": _reply_headers(*names),
+    }
+
+
+def _request_content() -> dict[str, Any]:
+    form = {
+        "type": "object",
+        "required": ["model", "files"],
+        "properties": {
+            "model": {"type": "string"},
+            "encoding_format": {"enum": ["base64", "float"]},
+            "files": {
+                "type": "array",
+                "items": {"type": "string", "format": "binary"},
+                "description": "One field for each item. `file`, `image` and `audio` are other names for it; "
+                "what an item is, its bytes say.",
+            },
+        },
+    }
+    one = {
+        "schema": {"type": "string", "format": "binary", "description": "One item; `model` is in the query."}
+    }
+    return {
+        JSON: {"schema": _ref("EncodeBody")},
+        "multipart/form-data": {"schema": form},
+        "image/*": one,
+        "audio/*": one,
+    }
+
+
+def _header(name: str, schema: dict[str, Any], description: str) -> dict[str, Any]:
+    return {"name": name, "in": "header", "required": False, "schema": schema, "description": description}
+
+
+def _query(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    description = "Read only if the body is an image or audio file."
+    return {"name": name, "in": "query", "required": False, "schema": schema, "description": description}
+
+
+def _reply_headers(*names: str) -> dict[str, Any]:
+    return {name: {"description": _HEADERS[name], "schema": {"type": "string"}} for name in names}
+
+
+def _ref(model: str) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{model}"}

@@ -1,0 +1,127 @@
+"""Starts the service of a file on a Ray cluster of its own, waits until it serves, and stops it.
+
+The environment for HAProxy must be set before this module is imported, because Ray reads it on import. With
+RAY_ADDRESS set the service goes to that cluster instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import ray
+from ray import serve
+from ray.exceptions import GetTimeoutError, RayError
+from ray.serve.config import ProxyLocation
+from ray.serve.context import _get_global_client
+from ray.serve.schema import ApplicationStatus, ServeDeploySchema
+
+from encoder_pool.launch.errors import StartFailed
+from encoder_pool.launch.file import ServiceFile
+from encoder_pool.pool.messages import ShardStatus
+from encoder_pool.pool.ray_shard import CONTROL, NAMESPACE
+from encoder_pool.weights import Progress
+
+Show = Callable[[], contextlib.AbstractContextManager[Progress]]
+"""Opens a progress display for the length of a `with` block."""
+
+POLL_S = 0.2
+OBJECT_STORE_BYTES = 80 * 1024 * 1024
+"""Nearly Ray's minimum: media and embeddings never pass through the object store."""
+FAILED = {ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY}
+
+
+@contextlib.contextmanager
+def running(service: ServiceFile, show: Show, start_timeout_s: float) -> Iterator[None]:
+    """The service, serving, for the length of the block. Raises StartFailed."""
+    try:
+        with show() as progress:
+            progress("starting Ray", None)
+            _start_ray()
+            progress("starting Ray Serve", None)
+            _deploy(service)
+            _wait(service, progress, start_timeout_s)
+        yield
+    finally:
+        with show() as progress, _uninterrupted():
+            progress("stopping", None)
+            serve.shutdown()
+            ray.shutdown()
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Stop in peace: HAProxy and replicas outlive a shutdown that a second Ctrl-C cuts short."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    handlers = [signal.signal(number, signal.SIG_IGN) for number in numbers]
+    yield
+    for number, handler in zip(numbers, handlers, strict=True):
+        signal.signal(number, handler)
+
+
+def _start_ray() -> None:
+    if address := os.environ.get("RAY_ADDRESS"):
+        ray.init(address=address, logging_level=logging.WARNING, log_to_driver=False)
+        return
+    ray.init(
+        address="local",
+        include_dashboard=False,
+        object_store_memory=OBJECT_STORE_BYTES,
+        logging_level=logging.WARNING,
+        log_to_driver=False,
+    )
+
+
+def _deploy(service: ServiceFile) -> None:
+    """Hand Serve the whole file, as `serve run` does; the public API takes only built applications."""
+    schema = ServeDeploySchema.model_validate(service.document)
+    location = ProxyLocation(schema.proxy_location)
+    serve.start(proxy_location=location, http_options=schema.http_options.model_dump())
+    client = _get_global_client()
+    assert client is not None, "serve.start has made one"
+    client.deploy_apps(schema, _blocking=False)
+
+
+def _wait(service: ServiceFile, progress: Progress, start_timeout_s: float) -> None:
+    deadline = time.monotonic() + start_timeout_s
+    names = [application.name for application in service.applications]
+    while True:
+        status = serve.status().applications
+        for name in names:
+            if name in status and status[name].status in FAILED:
+                raise StartFailed(f"application '{name}': {status[name].message}")
+        ready = [
+            name for name in names if name in status and status[name].status == ApplicationStatus.RUNNING
+        ]
+        if len(ready) == len(names):
+            return
+        if time.monotonic() > deadline:
+            missing = ", ".join(name for name in names if name not in ready)
+            raise StartFailed(f"not serving after {start_timeout_s:g} s: {missing}")
+        shards = _shards()
+        fraction = (len(ready) + sum(shard.fraction for shard in shards.values())) / (2 * len(names))
+        progress(_line(shards), min(fraction, 1.0))
+        time.sleep(POLL_S)
+
+
+def _shards() -> dict[str, ShardStatus]:
+    """What the shards that are already there are doing, by application."""
+    shards = {}
+    for actor in ray.util.list_named_actors(all_namespaces=True):
+        if actor["namespace"] == NAMESPACE:
+            with contextlib.suppress(RayError, ValueError, GetTimeoutError):
+                handle: Any = ray.get_actor(actor["name"], NAMESPACE)
+                status = ray.get(handle.status.options(concurrency_group=CONTROL).remote(), timeout=1.0)
+                shards[str(actor["name"]).partition("/")[0]] = status
+    return shards
+
+
+def _line(shards: dict[str, ShardStatus]) -> str:
+    if not shards:
+        return "starting replicas"
+    return ", ".join(f"{name}: {shard.phase}" for name, shard in sorted(shards.items()))

@@ -1,0 +1,87 @@
+"""Loads a stock transformers model from a local checkpoint, and refuses anything but an exact fit.
+
+transformers fills missing weights with random numbers and only logs it; here that is an error. Never
+reads from the network and never unpickles: weights are safetensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import nn
+from transformers.utils import logging
+
+from encoder_pool.core import DType
+
+_SHOWN = 3
+
+
+class Part(NamedTuple):
+    """Where a tower lies in the checkpoint of a whole model.
+
+    prefix   regular expression of what precedes the tower's own names
+    ignored  how the names of weights begin that belong to the rest of the model
+    """
+
+    prefix: str
+    ignored: tuple[str, ...]
+
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def load_model(kind: type[Model], folder: Path, device: str, dtype: DType, part: Part | None = None) -> Model:
+    """The model of this class, frozen, in evaluation mode, out of its own or a whole model's checkpoint.
+
+    Raises ValueError if the folder has no safetensors, or if a weight is missing, unexpected or of
+    another shape.
+    """
+    if not any(folder.glob("model*.safetensors")):
+        raise ValueError(f"model.checkpoint has no model.safetensors: {folder}")
+    with _quiet():
+        model, report = kind.from_pretrained(  # type: ignore[attr-defined]
+            folder,
+            dtype=getattr(torch, dtype.value),
+            attn_implementation="sdpa",
+            local_files_only=True,
+            use_safetensors=True,
+            key_mapping=None if part is None else {f"^{part.prefix}": ""},
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+    ignored = () if part is None else part.ignored
+    problems = {
+        "lacks the weights": report["missing_keys"],
+        "has the unexpected weights": [k for k in report["unexpected_keys"] if not k.startswith(ignored)],
+        "has weights of another shape than config.json says:": [key[0] for key in report["mismatched_keys"]],
+    }
+    for problem, keys in problems.items():
+        if keys:
+            raise ValueError(f"model.checkpoint {folder} {problem} {_some(keys)} (as {kind.__name__})")
+    loaded: Model = model.eval().requires_grad_(False).to(device)
+    return loaded
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence transformers' bar and report: what matters of them is an error here, the rest is noise."""
+    verbosity, has_bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if has_bar:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def _some(keys: Iterable[str]) -> str:
+    """A few of the names, in a stable order."""
+    names = sorted(keys)
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import pytest
+import torch
+
+from encoder_pool.core import Cost, Grid
+from encoder_pool.graphs.counters import EagerReason, Tally
+from encoder_pool.graphs.mismatch import BatchMismatch
+from encoder_pool.graphs.runner import CpuRunner
+from encoder_pool.towers.adapter import Metadata
+from tests.graphs.towers import (
+    MERGE,
+    DenseTower,
+    FailingTower,
+    RaggedTower,
+    captured,
+    clip_batch,
+    dense_ladder,
+    ragged_ladder,
+    strip,
+)
+
+BUDGETS = (4, 8, 16)
+LADDER = ragged_ladder(*BUDGETS)
+
+
+def test_capture_goes_from_the_largest_rung_and_reports_progress() -> None:
+    sizes: list[int] = []
+
+    class WatchedTower(DenseTower):
+        def fill(self, capacity: Cost) -> tuple[Grid, ...]:
+            sizes.append(capacity.sequences)
+            return super().fill(capacity)
+
+    runner = CpuRunner(WatchedTower(), dense_ladder(1, 2, 4))
+    steps: list[tuple[int, int]] = []
+    assert runner.ladder == ()
+    runner.capture(lambda done, total: steps.append((done, total)))
+    assert sizes == [4, 2, 1]
+    assert steps == [(1, 3), (2, 3), (3, 3)]
+    assert runner.ladder == dense_ladder(1, 2, 4)
+
+
+@pytest.mark.parametrize("failing", range(3))
+def test_a_rung_that_fails_to_capture_is_dropped_with_a_warning(
+    failing: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    budget = BUDGETS[failing]
+    tower = FailingTower(MERGE * budget)
+    with caplog.at_level(logging.WARNING):
+        runner = captured(tower, LADDER)
+    assert [record.message for record in caplog.records] == [
+        f"a rung is dropped, its capture failed; budget {budget}: out of memory"
+    ]
+    left = tuple(rung for rung in LADDER if rung.budget != budget)
+    assert runner.ladder == left
+    for position, rung in enumerate(left):
+        batch = clip_batch(tower, strip(rung.budget - 1))
+        assert torch.allclose(runner.run(batch, position), runner.run(batch, None), atol=1e-6)
+
+
+def test_an_item_of_a_dropped_rung_runs_eagerly_and_says_so() -> None:
+    tower = FailingTower(MERGE * 16)
+    runner = captured(tower, LADDER)
+    runner.run(clip_batch(tower, strip(15)), None)
+    runner.run(clip_batch(tower, strip(17)), None)
+    assert runner.counters.eager == {
+        EagerReason.RUNG_DROPPED: Tally(1, 1, 60, 60),
+        EagerReason.FITS_NO_RUNG: Tally(1, 1, 68, 68),
+    }
+
+
+def test_the_memory_of_a_dropped_largest_rung_is_given_back() -> None:
+    tower = FailingTower(MERGE * 16)
+    runner = captured(tower, LADDER)
+    assert runner.static_bytes < captured(RaggedTower(), LADDER).static_bytes
+
+
+def test_no_rung_at_all_is_an_error_that_names_every_failure() -> None:
+    runner = CpuRunner(FailingTower(*(MERGE * budget for budget in BUDGETS)), LADDER)
+    message = "no rung could be captured; budget 16: out of memory; budget 8: .*; budget 4: out of memory"
+    with pytest.raises(RuntimeError, match=message):
+        runner.capture(lambda done, total: None)
+
+
+def test_a_tower_that_gives_the_wrong_number_of_rows_is_not_served() -> None:
+    class ShortTower(RaggedTower):
+        def forward(self, inputs: Mapping[str, torch.Tensor], metadata: Metadata) -> torch.Tensor:
+            return super().forward(inputs, metadata)[1:]
+
+    runner = CpuRunner(ShortTower(), LADDER)
+    with pytest.raises(RuntimeError, match="output rows: expected 16, got 15"):
+        runner.capture(lambda done, total: None)
+    with pytest.raises(BatchMismatch, match="output rows: expected 2, got 1"):
+        runner.run(clip_batch(ShortTower(), strip(2)), None)
+
+
+def test_capturing_again_serves_the_same() -> None:
+    tower = RaggedTower()
+    runner = captured(tower, LADDER)
+    batch = clip_batch(tower, strip(3))
+    before = runner.run(batch, 1)
+    runner.capture(lambda done, total: None)
+    assert torch.equal(runner.run(batch, 1), before)

@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from encoder_pool.core import Cost, Pack, Rung
+from encoder_pool.graphs.plan import CostTable, next_pack, plan, predicted_ms, proportional
+from tests.graphs.next_fit import next_fit
+
+TOLERANCE_MS = 1e-3
+
+
+def item(rows: int, sequences: int = 1) -> Cost:
+    return Cost(4 * rows, rows, sequences)
+
+
+def ladder_of(*budgets: int, sequences: int = 8) -> tuple[Rung, ...]:
+    return tuple(Rung(budget, Cost(4 * budget, budget, sequences)) for budget in budgets)
+
+
+LADDER = ladder_of(4, 8, 16, 32, 64)
+TABLE = proportional(LADDER)
+
+
+def total_ms(packs: Sequence[Pack], costs: Sequence[Cost], table: CostTable) -> float:
+    return sum(predicted_ms(pack, costs, table) for pack in packs)
+
+
+def run_ms(costs: Sequence[Cost], ladder: Sequence[Rung], table: CostTable) -> float:
+    """The cheapest way to run items together, by looking at all; they fit a rung or are one item."""
+    total = Cost.total(costs)
+    replays = [ms for ms, rung in zip(table.rung_ms, ladder, strict=True) if total.fits(rung.capacity)]
+    if not replays and len(costs) > 1:
+        return float("inf")
+    return min([*replays, table.eager_ms(total.patch_rows)])
+
+
+def cheapest_fifo_ms(costs: Sequence[Cost], ladder: Sequence[Rung], table: CostTable) -> float:
+    """Brute force over all contiguous partitions."""
+
+    @cache
+    def rest(start: int) -> float:
+        ends = range(start + 1, len(costs) + 1)
+        return min((run_ms(costs[start:end], ladder, table) + rest(end) for end in ends), default=0.0)
+
+    return rest(0)
+
+
+@st.composite
+def ladders(draw: st.DrawFn) -> tuple[Rung, ...]:
+    steps = draw(st.lists(st.tuples(st.integers(1, 40), *[st.integers(0, 6)] * 3), min_size=1, max_size=6))
+    rungs, held = [], Cost(0, 1, 1, 0)
+    for budget, step in enumerate(steps, start=1):
+        held = held + Cost(*step)
+        rungs.append(Rung(budget, held))
+    return tuple(rungs)
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[list[Cost], tuple[Rung, ...], CostTable]:
+    ladder = draw(ladders())
+    costs = st.builds(Cost, st.integers(1, 60), st.integers(0, 10), st.integers(0, 5), st.integers(0, 3))
+    ms = st.floats(0.01, 50)
+    table = CostTable(
+        tuple(draw(st.lists(ms, min_size=len(ladder), max_size=len(ladder)))),
+        draw(st.floats(0, 50)),
+        draw(st.floats(0, 2)),
+    )
+    return draw(st.lists(costs, max_size=9)), ladder, table
+
+
+@settings(deadline=None)
+@given(problems())
+def test_every_item_is_in_one_pack_that_fits_and_the_oldest_comes_first(
+    problem: tuple[list[Cost], tuple[Rung, ...], CostTable],
+) -> None:
+    costs, ladder, table = problem
+    packs = plan(costs, ladder, table)
+    assert sorted(member for pack in packs for member in pack.members) == list(range(len(costs)))
+    assert [pack.members[0] for pack in packs] == sorted(min(pack.members) for pack in packs)
+    for pack in packs:
+        assert list(pack.members) == sorted(pack.members)
+        total = Cost.total(costs[member] for member in pack.members)
+        assert len(pack.members) == 1 or total.fits(ladder[-1].capacity)
+        assert pack.rung is None or total.fits(ladder[pack.rung].capacity)
+
+
+@settings(deadline=None)
+@given(problems())
+def test_a_plan_is_never_dearer_than_the_best_contiguous_partition(
+    problem: tuple[list[Cost], tuple[Rung, ...], CostTable],
+) -> None:
+    costs, ladder, table = problem
+    ours = total_ms(plan(costs, ladder, table), costs, table)
+    assert ours <= cheapest_fifo_ms(costs, ladder, table) + TOLERANCE_MS
+    by_size = sorted(costs, key=lambda cost: cost.patch_rows)
+    assert ours <= cheapest_fifo_ms(by_size, ladder, table) + TOLERANCE_MS
+
+
+@settings(deadline=None)
+@given(problems())
+def test_a_plan_of_one_order_is_exact(
+    problem: tuple[list[Cost], tuple[Rung, ...], CostTable],
+) -> None:
+    costs, ladder, table = problem
+    ordered = sorted(costs, key=lambda cost: cost.patch_rows)
+    fitting = [cost for cost in ordered if cost.fits(ladder[-1].capacity)]
+    ours = total_ms(plan(fitting, ladder, table), fitting, table)
+    assert ours == pytest.approx(cheapest_fifo_ms(fitting, ladder, table), abs=TOLERANCE_MS)
+
+
+@settings(deadline=None)
+@given(problems())
+def test_a_plan_is_never_dearer_than_next_fit(
+    problem: tuple[list[Cost], tuple[Rung, ...], CostTable],
+) -> None:
+    costs, ladder, table = problem
+    ours = total_ms(plan(costs, ladder, table), costs, table)
+    assert ours <= total_ms(next_fit(costs, ladder), costs, table) + TOLERANCE_MS
+
+
+@settings(deadline=None)
+@given(problems())
+def test_the_next_pack_is_the_first_of_the_plan(
+    problem: tuple[list[Cost], tuple[Rung, ...], CostTable],
+) -> None:
+    costs, ladder, table = problem
+    if costs:
+        head = next_pack(costs, ladder, table)
+        assert head == plan(costs, ladder, table)[0]
+        assert head.members[0] == 0
+
+
+def test_items_that_fill_a_rung_share_it() -> None:
+    assert plan([item(16)] * 4, LADDER, TABLE) == (Pack((0, 1, 2, 3), 4),)
+
+
+def test_of_plans_that_cost_the_same_the_one_with_fewer_packs_is_made() -> None:
+    assert plan([item(4), item(4)], LADDER, TABLE) == (Pack((0, 1), 1),)
+
+
+def test_items_are_split_where_that_pads_less() -> None:
+    assert plan([item(32), item(1)], LADDER, TABLE) == (Pack((0,), 3), Pack((1,), 0))
+
+
+def test_packing_by_size_wins_where_fifo_would_pad() -> None:
+    costs = [item(4), item(29), item(4), item(29), item(4)]
+    table = CostTable((1.0, 2.0, 4.0, 8.0, 13.0), 100.0, 1.0)
+    assert plan(costs, LADDER, table) == (Pack((0, 2), 1), Pack((1, 3, 4), 4))
+
+
+def test_an_item_that_fits_no_rung_runs_alone_and_leaves_the_others_alone() -> None:
+    others = [item(16), item(16), item(32)]
+    costs = [others[0], item(65), others[1], item(1, sequences=9), others[2]]
+    packs = plan(costs, LADDER, TABLE)
+    assert packs == (Pack((0, 2, 4), 4), Pack((1,), None), Pack((3,), None))
+
+
+def test_only_oversize_items_is_a_plan_too() -> None:
+    assert plan([item(65), item(70)], LADDER, TABLE) == (Pack((0,), None), Pack((1,), None))
+
+
+def test_a_capacity_is_met_exactly_and_not_exceeded_in_any_counter() -> None:
+    assert plan([item(8)] * 8, LADDER, TABLE) == (Pack(tuple(range(8)), 4),)
+    assert len(plan([item(1)] * 9, LADDER, TABLE)) == 2
+    windows = tuple(Rung(n, Cost(100 * n, 100 * n, 100, n)) for n in (1, 2))
+    packs = plan([Cost(1, 1, 1, 1)] * 3, windows, proportional(windows))
+    assert [len(pack.members) for pack in packs] in ([1, 2], [2, 1])
+
+
+def test_eager_is_chosen_where_the_table_says_it_is_cheaper() -> None:
+    table = CostTable((4.0, 8.0, 16.0, 32.0, 64.0), 1.0, 0.25)
+    assert plan([item(33)], LADDER, table) == (Pack((0,), None),)
+    assert plan([item(64)], LADDER, table) == (Pack((0,), 4),)
+    assert plan([item(17), item(16)], LADDER, table) == (Pack((0, 1), None),)
+
+
+def test_eager_packs_stay_within_the_largest_rung() -> None:
+    table = CostTable((100.0,) * 5, 1.0, 0.0)
+    packs = plan([item(40)] * 3, LADDER, table)
+    assert [pack.members for pack in packs] == [(0,), (1,), (2,)]
+    assert plan([item(32)] * 2, LADDER, table) == (Pack((0, 1), None),)
+
+
+def test_a_larger_rung_is_used_if_it_measured_faster() -> None:
+    table = CostTable((5.0, 9.0, 3.0, 8.0, 16.0), 100.0, 1.0)
+    assert plan([item(3)], LADDER, table) == (Pack((0,), 2),)
+
+
+def test_without_a_ladder_every_item_runs_eagerly() -> None:
+    assert plan([item(1), item(2)], (), proportional(())) == (Pack((0,), None), Pack((1,), None))
+
+
+def test_nothing_waits_is_an_empty_plan_and_no_next_pack() -> None:
+    assert plan([], LADDER, TABLE) == ()
+    with pytest.raises(ValueError, match="nothing waits"):
+        next_pack([], LADDER, TABLE)
+
+
+def test_a_table_of_another_ladder_is_refused() -> None:
+    with pytest.raises(ValueError, match="the cost table has 2 rungs, the ladder 5"):
+        plan([item(1)], LADDER, CostTable((1.0, 2.0), 1.0, 1.0))
+
+
+def test_predicted_milliseconds_come_from_the_table() -> None:
+    table = CostTable((1.0, 2.0, 3.0, 4.0, 5.0), 10.0, 0.5)
+    costs = [item(1), item(2)]
+    assert predicted_ms(Pack((0, 1), 2), costs, table) == 3.0
+    assert predicted_ms(Pack((0, 1), None), costs, table) == 10.0 + 0.5 * 12
+
+
+def test_planning_a_full_window_takes_less_than_a_millisecond() -> None:
+    ladder = ladder_of(*(round(64 * 2 ** (step / 4)) for step in range(25)), sequences=64)
+    table = CostTable(tuple(0.5 + rung.budget / 40 for rung in ladder), 25.0, 0.006)
+    costs = [item(64 + 37 * position % 1232) for position in range(64)]
+
+    def once_s() -> float:
+        started = time.perf_counter()
+        plan(costs, ladder, table)
+        return time.perf_counter() - started
+
+    assert min(once_s() for _ in range(200)) < 1e-3
+
+
+def test_a_replica_plans_without_torch() -> None:
+    modules = ", ".join(f"encoder_pool.graphs.{name}" for name in ("ladder", "plan", "counters", "mismatch"))
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules or 'ray' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,110 @@
+"""A pool in memory: embeddings made from each item's digest, failures and delays on request."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import numpy as np
+
+from encoder_pool.config import LadderConfig, LimitsConfig, ModelConfig, PoolConfig, QueueConfig
+from encoder_pool.core import DType, Embedding, Grid, Media, Source
+from encoder_pool.errors import Overloaded
+from encoder_pool.http.routes import build_app
+from encoder_pool.http.service import Encoded, Readiness, Timings
+
+WIDTH = 4
+GRID = Grid(1, 2, 2)
+PREFIX = 1
+
+
+def fake_config(
+    limits: LimitsConfig | None = None, queue: QueueConfig | None = None, dtype: DType = DType.FLOAT32
+) -> PoolConfig:
+    return PoolConfig(
+        model=ModelConfig(
+            name="fake", aliases=("fake-alias",), adapter="fake", checkpoint="builtin:fake", dtype=dtype
+        ),
+        ladder=LadderConfig(min=1, max=4),
+        limits=limits or LimitsConfig(),
+        queue=queue or QueueConfig(),
+    )
+
+
+def embedding_of(media: Media, dtype: DType = DType.FLOAT32) -> Embedding:
+    """Finite rows that depend on the bytes alone."""
+    digest = hashlib.sha256(media.data).hexdigest()
+    tokens = PREFIX + GRID.t * GRID.h * GRID.w
+    numbers = np.random.default_rng(int(digest[:16], 16)).standard_normal((tokens, WIDTH), np.float32)
+    if dtype is DType.BFLOAT16:
+        rows = (numbers.view(np.uint32) >> 16).astype(np.uint16)
+    else:
+        rows = numbers.astype(dtype.storage)
+    return Embedding(rows, dtype, media.modality, GRID, PREFIX, digest, Source("PNG", 2, 2, 0.0))
+
+
+class FakeReservation:
+    def __init__(self, most_bytes: int) -> None:
+        self.bytes = 0
+        self.most_bytes = most_bytes
+
+    def add_bytes(self, num_bytes: int) -> None:
+        self.bytes += num_bytes
+        if self.bytes > self.most_bytes:
+            raise Overloaded("the replica is full", retry_after_s=1.5)
+
+    def add_tokens(self, tokens: int) -> None:
+        raise AssertionError("tokens are the pool's own business")
+
+
+class FakePool:
+    """A PoolService; set `failure`, `delay_s` or `state` to change what it does next."""
+
+    def __init__(self, config: PoolConfig | None = None) -> None:
+        self.config = config or fake_config()
+        self.failure: BaseException | None = None
+        self.delay_s = 0.0
+        self.state = Readiness("ready", 1, 1)
+        self.calls: list[tuple[tuple[Media, ...], int, float]] = []
+        """Items, bytes reserved and deadline of every call to `encode`."""
+        self.admitted = 0
+        self.cancelled = 0
+        self.most_bytes = 1 << 30
+
+    @contextmanager
+    def admit(self) -> Iterator[FakeReservation]:
+        self.admitted += 1
+        try:
+            yield FakeReservation(self.most_bytes)
+        finally:
+            self.admitted -= 1
+
+    async def encode(self, media: Sequence[Media], reservation: Any, deadline_s: float) -> Encoded:
+        self.calls.append((tuple(media), reservation.bytes, deadline_s))
+        try:
+            await asyncio.sleep(self.delay_s)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        if self.failure is not None:
+            raise self.failure
+        embeddings = tuple(embedding_of(one, self.config.model.dtype) for one in media)
+        return Encoded(embeddings, Timings(0.001, 0.002, 0.003))
+
+    @property
+    def readiness(self) -> Readiness:
+        return self.state
+
+    def info(self) -> Mapping[str, Any]:
+        return {"model": self.config.model.name, "limits": self.config.limits.model_dump()}
+
+
+def client_of(pool: FakePool, *, behind_serve: bool = False, root_path: str = "") -> httpx.AsyncClient:
+    """A client that talks to the application in this process."""
+    app = build_app(pool, behind_serve=behind_serve)
+    transport = httpx.ASGITransport(app, root_path=root_path)
+    return httpx.AsyncClient(transport=transport, base_url="http://pool")

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+from starlette.types import Message, Scope
+
+from encoder_pool.config import LimitsConfig
+from encoder_pool.http.routes import build_app
+from tests.http.fake_pool import FakePool, client_of, fake_config
+from tests.http.samples import image_part, json_request, png
+
+BODY = json.dumps(json_request(image_part(png()))).encode()
+LIMITS = LimitsConfig(max_body_bytes=1000)
+
+
+async def _post(pool: FakePool, content: bytes | AsyncIterator[bytes], **headers: str) -> httpx.Response:
+    async with client_of(pool) as http:
+        sent = {"content-type": "application/json", **{k.replace("_", "-"): v for k, v in headers.items()}}
+        return await http.post("/v1/encode", content=content, headers=sent)
+
+
+async def test_a_body_that_admits_to_be_too_large_is_refused_unread() -> None:
+    read = []
+
+    async def unread() -> AsyncIterator[bytes]:
+        read.append(1)
+        yield b"x"
+
+    reply = await _post(FakePool(fake_config(LIMITS)), unread(), content_length="1001")
+    assert (reply.status_code, reply.json()["error"]["code"]) == (413, "body_too_large")
+    assert "1000 (limits.max_body_bytes)" in reply.json()["error"]["message"]
+    assert read == []
+
+
+@pytest.mark.parametrize("announced", [{}, {"content_length": "10"}, {"content_length": "-5"}])
+async def test_a_body_is_counted_whatever_its_length_claims(announced: dict[str, str]) -> None:
+    taken = []
+
+    async def endless() -> AsyncIterator[bytes]:
+        while True:
+            taken.append(1)
+            yield b"x" * 400
+
+    reply = await _post(FakePool(fake_config(LIMITS)), endless(), **announced)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (413, "body_too_large")
+    assert len(taken) == 3
+
+
+async def test_an_understated_length_does_no_harm_to_a_body_within_the_limit() -> None:
+    assert (await _post(FakePool(), BODY, content_length="3")).status_code == 200
+
+
+async def test_a_slow_upload_holds_nobody_up() -> None:
+    pool = FakePool()
+    resume = asyncio.Event()
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield BODY[:50]
+        await resume.wait()
+        yield BODY[50:]
+
+    upload = asyncio.create_task(_post(pool, slow()))
+    assert (await _post(pool, BODY)).status_code == 200
+    assert not upload.done()
+    resume.set()
+    assert (await upload).status_code == 200
+
+
+async def test_a_body_beyond_what_the_pool_can_hold_is_a_429() -> None:
+    pool = FakePool()
+    pool.most_bytes = 100
+    reply = await _post(pool, BODY)
+    assert (reply.status_code, reply.headers["retry-after"]) == (429, "2")
+    assert pool.admitted == 0
+
+
+@pytest.mark.parametrize("coding", ["gzip", "br", "gzip, identity"])
+async def test_a_compressed_body_is_refused(coding: str) -> None:
+    reply = await _post(FakePool(), BODY, content_encoding=coding)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (415, "content-encoding")
+
+
+async def test_a_client_that_leaves_during_its_upload_is_not_answered(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pool = FakePool()
+    messages: list[Message] = [
+        {"type": "http.request", "body": BODY[:10], "more_body": True},
+        {"type": "http.disconnect"},
+    ]
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return messages.pop(0)
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope: Scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/encode",
+        "query_string": b"",
+        "headers": [(b"content-type", b"application/json")],
+    }
+    await build_app(pool)(scope, receive, send)
+    assert (sent, pool.calls, pool.admitted) == ([], [], 0)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]

@@ -1,0 +1,166 @@
+import asyncio
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from encoder_pool.core import Cost, DType, Embedding, Grid, Modality, Pack, PreparedItem, Rung, Source
+from encoder_pool.errors import DeadlineExceeded, EncodeFailed, Unavailable
+from encoder_pool.graphs.plan import next_pack, proportional
+from encoder_pool.pool.batcher import WINDOW, Batcher, Job
+
+LADDER = tuple(Rung(budget, Cost(budget, budget, budget)) for budget in (1, 2, 4, 8))
+TABLE = proportional(LADDER)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def choose(costs: Sequence[Cost]) -> Pack:
+    return next_pack(costs, LADDER, TABLE)
+
+
+def item(rows: int = 1) -> PreparedItem:
+    data = np.zeros(rows, np.uint8)
+    return PreparedItem(
+        Modality.IMAGE, data, Grid(1, 1, rows), Cost(rows, rows, rows), rows, "00", Source("PNG")
+    )
+
+
+def embedding(job: Job) -> Embedding:
+    rows = np.zeros((job.item.tokens, 1), np.float32)
+    return Embedding(rows, DType.FLOAT32, Modality.IMAGE, job.item.grid, 0, job.item.digest, job.item.source)
+
+
+async def test_what_waits_is_taken_together_up_to_the_largest_rung() -> None:
+    batcher = Batcher(Clock())
+    jobs = [batcher.submit(item(), 10.0) for _ in range(10)]
+    first, second = await batcher.take(choose), await batcher.take(choose)
+    assert (len(first.jobs), len(second.jobs)) == (8, 2)
+    assert [*first.jobs, *second.jobs] == jobs
+    assert (first.rung, second.rung) == (3, 1)
+    assert len(batcher) == 0
+
+
+async def test_a_lone_job_is_taken_at_once_without_waiting_for_others() -> None:
+    batcher = Batcher(Clock())
+    taking = asyncio.create_task(batcher.take(choose))
+    await asyncio.sleep(0)
+    job = batcher.submit(item(), 10.0)
+    batch = await asyncio.wait_for(taking, timeout=1)
+    assert batch.jobs == (job,)
+
+
+async def test_the_head_of_the_queue_is_always_in_the_next_pack() -> None:
+    batcher = Batcher(Clock())
+    sizes = random.Random(1)
+    waiting = [batcher.submit(item(sizes.choice([1, 2, 3, 5, 8])), 10.0) for _ in range(200)]
+    while waiting:
+        batch = await batcher.take(choose)
+        assert waiting[0] in batch.jobs
+        waiting = [job for job in waiting if job not in batch.jobs]
+    assert len(batcher) == 0
+
+
+async def test_a_cancelled_job_is_dropped_before_it_costs_anything() -> None:
+    batcher = Batcher(Clock())
+    jobs = [batcher.submit(item(), 10.0) for _ in range(4)]
+    jobs[0].future.cancel()
+    jobs[2].future.cancel()
+    batch = await batcher.take(choose)
+    assert batch.jobs == (jobs[1], jobs[3])
+
+
+async def test_an_expired_job_ends_with_its_error_and_is_not_taken() -> None:
+    clock = Clock()
+    batcher = Batcher(clock)
+    late, early = batcher.submit(item(), 1.0), batcher.submit(item(), 5.0)
+    clock.now = 2.0
+    batch = await batcher.take(choose)
+    assert batch.jobs == (early,)
+    with pytest.raises(DeadlineExceeded):
+        late.future.result()
+
+
+async def test_a_whole_window_of_dead_jobs_does_not_hide_the_live_ones_behind_it() -> None:
+    batcher = Batcher(Clock())
+    for _ in range(3 * WINDOW):
+        batcher.submit(item(), 10.0).future.cancel()
+    alive = batcher.submit(item(), 10.0)
+    assert (await batcher.take(choose)).jobs == (alive,)
+
+
+async def test_a_queue_of_only_dead_jobs_waits_for_a_live_one() -> None:
+    batcher = Batcher(Clock())
+    batcher.submit(item(), 10.0).future.cancel()
+    taking = asyncio.create_task(batcher.take(choose))
+    await asyncio.sleep(0)
+    assert not taking.done()
+    alive = batcher.submit(item(), 10.0)
+    assert (await taking).jobs == (alive,)
+
+
+async def test_jobs_of_a_failed_pack_run_next_one_by_one_in_their_order() -> None:
+    batcher = Batcher(Clock())
+    for _ in range(4):
+        batcher.submit(item(), 10.0)
+    failed = await batcher.take(choose)
+    later = [batcher.submit(item(), 10.0) for _ in range(2)]
+    batcher.retry_alone(failed.jobs)
+    retried = [await batcher.take(choose) for _ in range(len(failed.jobs))]
+    assert [batch.jobs for batch in retried] == [(job,) for job in failed.jobs]
+    assert (await batcher.take(choose)).jobs == tuple(later)
+
+
+async def test_jobs_before_a_retry_are_packed_without_it() -> None:
+    batcher = Batcher(Clock())
+    first = batcher.submit(item(), 10.0)
+    second = batcher.submit(item(), 10.0)
+    second.is_retry = True
+    third = batcher.submit(item(), 10.0)
+    assert [(await batcher.take(choose)).jobs for _ in range(3)] == [(first,), (second,), (third,)]
+
+
+async def test_several_takers_get_disjoint_jobs_and_none_is_lost() -> None:
+    batcher = Batcher(Clock())
+    taken: list[Job] = []
+
+    async def work() -> None:
+        while True:
+            taken.extend((await batcher.take(choose)).jobs)
+            await asyncio.sleep(0)
+
+    workers = [asyncio.create_task(work()) for _ in range(3)]
+    jobs = []
+    for _ in range(100):
+        jobs.append(batcher.submit(item(), 10.0))
+        await asyncio.sleep(0)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    for worker in workers:
+        worker.cancel()
+    assert sorted(map(id, taken)) == sorted(map(id, jobs))
+
+
+async def test_failing_all_ends_every_queued_job() -> None:
+    batcher = Batcher(Clock())
+    jobs = [batcher.submit(item(), 10.0) for _ in range(3)]
+    batcher.fail_all(Unavailable("gone"))
+    for job in jobs:
+        with pytest.raises(Unavailable):
+            job.future.result()
+    assert len(batcher) == 0
+
+
+async def test_a_job_ends_once_whatever_comes_after() -> None:
+    batcher = Batcher(Clock())
+    job = batcher.submit(item(), 10.0)
+    job.finish(embedding(job))
+    job.fail(EncodeFailed("too late"))
+    assert job.future.result().rows.shape == (1, 1)

@@ -1,0 +1,99 @@
+"""A service in a process of its own, as a user starts it: `encoder-pool serve FILE`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from encoder_pool.launch.host import free_port
+
+ROOT = Path(__file__).parents[2]
+COMMAND = Path(sys.executable).with_name("encoder-pool")
+START_S = 120.0
+STOP_S = 60.0
+
+
+@dataclass(frozen=True)
+class Service:
+    """A running service and the process that started it."""
+
+    port: int
+    process: subprocess.Popen[str]
+
+    @property
+    def image(self) -> str:
+        return f"http://127.0.0.1:{self.port}/image"
+
+    @property
+    def audio(self) -> str:
+        return f"http://127.0.0.1:{self.port}/audio"
+
+    def info(self, url: str) -> dict[str, Any]:
+        reply = httpx.get(f"{url}/info", timeout=30)
+        reply.raise_for_status()
+        document: dict[str, Any] = reply.json()
+        return document
+
+    def shard_pid(self, url: str) -> int:
+        return int(self.info(url)["workers"][0]["pid"])
+
+
+@contextmanager
+def serving(file: Path, *options: str) -> Iterator[Service]:
+    """The service of the file on a free port, from its first answer to a clean stop."""
+    port = free_port()
+    process = subprocess.Popen(
+        [COMMAND, "serve", str(file), "--port", str(port), "--drain-s", "0.1", *options],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        _wait_serving(process)
+        yield Service(port, process)
+    finally:
+        stop(process)
+
+
+def _wait_serving(process: subprocess.Popen[str]) -> None:
+    assert process.stdout is not None
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if line.startswith("serving"):
+            return
+    raise AssertionError(f"the service did not start, status {process.wait()}:\n{''.join(lines)}")
+
+
+def stop(process: subprocess.Popen[str]) -> None:
+    """Ask the service to end, and see that it and its whole family do."""
+    family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+    process.send_signal(signal.SIGINT)
+    process.wait(STOP_S)
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert not alive, f"left behind: {[child.name() for child in alive]}"
+
+
+def wait_until(condition: Any, timeout_s: float, every_s: float = 0.1) -> None:
+    """Poll until the condition holds."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not so after {timeout_s} s"
+        time.sleep(every_s)
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
