@@ -1,6 +1,7 @@
-"""From the YAML to a Serve application: the `import_path` of every configuration."""
+"""From the YAML to a Serve application: the `import_path` of every configuration.
 
-from __future__ import annotations
+Annotations are evaluated here: Serve reads the parameter's class to validate the YAML's `args` with it.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ REQUEST_SLACK = 64
 """Requests Serve lets through beyond our own limit: our own 429 answers, and health is never queued."""
 
 
-def build_app(args: PoolConfig) -> Application:
+def build_app(args: PoolConfig) -> "Application":
     """One model's application. Raises ValueError, naming the key, if the configuration cannot work."""
     from encoder_pool.pool.deployment import deployment
 

@@ -23,7 +23,7 @@ from encoder_pool.errors import InvalidRequest, NotFound, TooLarge, UndecodableM
 from encoder_pool.http.errors import invalid_body
 from encoder_pool.http.multipart import boundary_of, split_form
 from encoder_pool.http.schema import AudioPart, EncodeBody, Encoding, Part
-from encoder_pool.media.sniff import sniff
+from encoder_pool.media.sniff import ACCEPTED, sniff
 from encoder_pool.media.source import decode_base64, decode_data_uri
 
 FILE_FIELDS = ("files", "file", "image", "audio")
@@ -141,14 +141,16 @@ def _from_form(body: bytes, boundary: bytes, config: PoolConfig) -> tuple[list[M
 def _sniffed(data: bytes, param: str, limits: LimitsConfig) -> Media:
     _check_item(data, param, limits)
     found = sniff(data)
-    if found is None:
-        raise UnsupportedMedia("the format is not one of those that this server reads", param=param)
+    if found is None or found.modality is None:
+        what = f"{found.name} is not supported" if found else "its format is not known"
+        accepted = ", ".join(each.name for each in ACCEPTED)
+        raise UnsupportedMedia(f"the item cannot be read: {what}; accepted: {accepted}", param=param)
     return Media(found.modality, data, param)
 
 
 def _check_item(data: bytes, param: str, limits: LimitsConfig) -> None:
     if not data:
-        raise UndecodableMedia("the item is empty", param=param)
+        raise UndecodableMedia("the item has no bytes", code="empty_media", param=param)
     if len(data) > limits.max_item_bytes:
         raise TooLarge(
             f"the item has {len(data)} bytes; the limit is {limits.max_item_bytes} (limits.max_item_bytes)",

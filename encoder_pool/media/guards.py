@@ -32,7 +32,8 @@ def decode_edge(media: Media, found: Format) -> Iterator[None]:
     try:
         yield
     except PoolError as error:
-        raise error.at(media.param) from error.__cause__
+        error.at(media.param)
+        raise
     except Exception as error:
         raise UndecodableMedia(
             f"the {media.modality} cannot be decoded as {found.name}; it may be truncated or corrupt",

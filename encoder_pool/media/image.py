@@ -32,8 +32,8 @@ from encoder_pool.errors import TooLarge, UndecodableMedia, UnsupportedMedia
 from encoder_pool.media.guards import bound_structure, decode_edge
 from encoder_pool.media.sniff import BMP, GIF, JPEG, PNG, TIFF, WEBP, Format, expect_format
 
-# The classes behind Image.open, one a format. Image.open itself would first try its own pixel guard, whose
-# limit is a global of the process: it warns from 89 and raises from 179 million pixels, whatever our limit is.
+# The classes behind Image.open, one a format. Image.open itself would first apply a pixel guard whose limit
+# is a global of the process: it warns from 89 and raises from 179 million pixels, whatever our limit is.
 _OPENERS: dict[Format, Callable[[io.BytesIO], ImageFile.ImageFile]] = {
     JPEG: JpegImagePlugin.JpegImageFile,
     PNG: PngImagePlugin.PngImageFile,
@@ -129,7 +129,7 @@ def _webp_canvas(data: bytes) -> tuple[int, int]:
     return width & 0x3FFF, height & 0x3FFF
 
 
-def _scale_transparent_key(image: Image.Image) -> None:
+def _scale_transparent_key(image: ImageFile.ImageFile) -> None:
     """Bring the transparent colour of a PNG to the depth its pixels will be unpacked to."""
     key = image.info.get("transparency")
     rawmode = image.tile[0].args if image.format == "PNG" and image.tile else None

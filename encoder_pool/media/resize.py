@@ -45,7 +45,7 @@ class ShortestEdgeThenCrop:
 
 
 def _centre(size: int, crop: int) -> tuple[slice, slice]:
-    """Which part of an axis is taken and where in the crop it lands; an odd rest goes before, not after."""
+    """Which part of an axis is taken, and where in the crop it lands: of odd padding, more goes before."""
     offset = (size - crop) // 2
     if offset >= 0:
         return slice(offset, offset + crop), slice(None)

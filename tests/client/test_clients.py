@@ -144,7 +144,7 @@ def test_a_model_that_is_not_served_is_a_typed_error_with_the_request_id(
 def test_a_body_that_is_refused_before_it_is_read_still_gets_its_answer(
     pool: FakePool, client: EncoderClient
 ) -> None:
-    with pytest.raises(TooLargeError, match="limits.max_body_bytes"):
+    with pytest.raises(TooLargeError, match=r"limits\.max_body_bytes"):
         client.encode(bytes(8 << 20))
     assert client.encode(png())
 

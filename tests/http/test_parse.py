@@ -111,7 +111,7 @@ def test_a_bare_file_is_one_item() -> None:
         ),
         (json_request(image_part(b"x"), encoding_format="int8"), 400, "invalid_request", "encoding_format"),
         (json_request(image_part(b"x"), my_secret_key=1), 400, "invalid_request", None),
-        (json_request(image_part(b"")), 422, "undecodable_media", "input[0].image_url.url"),
+        (json_request(image_part(b"")), 422, "empty_media", "input[0].image_url.url"),
         (
             json_request({"type": "image_url", "image_url": {"url": "https://secret.example/a.png"}}),
             400,
@@ -163,8 +163,9 @@ def test_what_is_no_json_is_refused_without_being_repeated(body: bytes) -> None:
         ([("files", ("a", png()))], 400, "invalid_request"),
         ([("model", (None, "fake"))], 400, "invalid_request"),
         ([("model", (None, "other")), ("files", ("a", png()))], 404, "model_not_found"),
-        ([("model", (None, "fake")), ("files", ("a", b""))], 422, "undecodable_media"),
+        ([("model", (None, "fake")), ("files", ("a", b""))], 422, "empty_media"),
         ([("model", (None, "fake")), ("files", ("a", b"<html>"))], 415, "unsupported_media_type"),
+        ([("model", (None, "fake")), ("files", ("a", b"gibberish"))], 415, "unsupported_media_type"),
         ([("model", (None, "fake")), ("secret", (None, "x"))], 400, "invalid_multipart"),
         ([("model", (None, "fake")), ("model", (None, "fake"))], 400, "invalid_multipart"),
         (
