@@ -21,10 +21,9 @@ MAX_BOUNDARY_BYTES = 70
 
 
 class FormPart(NamedTuple):
-    """A field or a file: `start` and `end` of its data in the body."""
+    """A field or a file: its name, and where in the body its data stands."""
 
     name: str
-    is_file: bool
     start: int
     end: int
 
@@ -74,8 +73,7 @@ def _part(body: bytes, at: int, end: int) -> FormPart:
         if name.strip().lower() == b"content-disposition":
             kind, options = parse_options_header(value.strip())
             if kind == b"form-data" and b"name" in options:
-                field = options[b"name"].decode("latin-1")
-                return FormPart(field, b"filename" in options, blank + 4, end)
+                return FormPart(options[b"name"].decode("latin-1"), blank + 4, end)
     raise _invalid("a part has no `content-disposition: form-data` header with a name")
 
 

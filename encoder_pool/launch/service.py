@@ -7,6 +7,7 @@ RAY_ADDRESS set the service goes to that cluster instead.
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import os
 import signal
@@ -50,8 +51,10 @@ def running(service: ServiceFile, show: Show, start_timeout_s: float) -> Iterato
     finally:
         with show() as progress, _uninterrupted():
             progress("stopping", None)
-            serve.shutdown()
-            ray.shutdown()
+            # Ray prints there that the controller, which it has just killed, is dead.
+            with contextlib.redirect_stdout(io.StringIO()):
+                serve.shutdown()
+                ray.shutdown()
 
 
 @contextlib.contextmanager
@@ -65,14 +68,15 @@ def _uninterrupted() -> Iterator[None]:
 
 
 def _start_ray() -> None:
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     if address := os.environ.get("RAY_ADDRESS"):
-        ray.init(address=address, logging_level=logging.WARNING, log_to_driver=False)
+        ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
         return
     ray.init(
         address="local",
         include_dashboard=False,
         object_store_memory=OBJECT_STORE_BYTES,
-        logging_level=logging.WARNING,
+        logging_level=logging.ERROR,
         log_to_driver=False,
     )
 

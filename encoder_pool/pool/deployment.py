@@ -58,7 +58,7 @@ class EncoderPool:
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """The HTTP application; Serve asks for it once the constructor is through."""
-        return build_app(self._pool)
+        return build_app(self._pool, behind_serve=True)
 
     async def check_health(self) -> None:
         """Serve's question whether to keep this replica."""

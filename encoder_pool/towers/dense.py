@@ -58,5 +58,7 @@ class DenseAdapter:
         if media.modality not in self.modalities:
             known = ", ".join(sorted(self.modalities))
             raise UnsupportedMedia(
-                f"this model takes {known}, the item is {media.modality} (model.adapter)", param=media.param
+                f"this model takes {known}, the item is {media.modality} (model.adapter)",
+                code="wrong_modality",
+                param=media.param,
             )

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+from PIL.Image import Resampling
 from pydantic import PositiveInt
 
 from encoder_pool.config import LimitsConfig
@@ -52,7 +53,7 @@ class ImageProcessorConfig(CheckpointFile):
 
     do_resize: Literal[True] = True
     size: ShortestEdge
-    resample: int
+    resample: Resampling
     do_center_crop: Literal[True] = True
     crop_size: CropSize
     do_rescale: Literal[True] = True

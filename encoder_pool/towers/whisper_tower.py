@@ -21,7 +21,7 @@ from encoder_pool.towers.whisper import FeatureExtractorConfig
 # WhisperFeatureExtractor's constants.
 _MAX_HZ = 8000.0
 _LEAST_POWER = 1e-10
-_DYNAMIC_RANGE = 7.0
+_DYNAMIC_RANGE = 8.0
 
 ENCODER = Part(prefix=r"(model\.)?encoder\.", ignored=("model.decoder.", "decoder.", "proj_out."))
 

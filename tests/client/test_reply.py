@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from encoder_pool.client.errors import InvalidReplyError
@@ -100,12 +100,14 @@ def test_a_cut_body_is_refused(length: int) -> None:
         items_of(_body()[:length])
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=60))
 def test_arbitrary_bytes_are_refused(noise: bytes) -> None:
     with pytest.raises(InvalidReplyError):
         items_of(noise)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 200), st.integers(0, 255))
 def test_a_flipped_byte_is_refused_or_harmless(position: int, value: int) -> None:
     body = bytearray(_body())

@@ -102,7 +102,7 @@ def _raised_codes() -> Iterator[tuple[str, str]]:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 for keyword in node.keywords:
                     if keyword.arg == "code" and isinstance(keyword.value, ast.Constant):
-                        yield node.func.id, keyword.value.value
+                        yield node.func.id, str(keyword.value.value)
 
 
 def test_the_table_of_codes_is_what_the_package_raises() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from encoder_pool.config import LimitsConfig
@@ -235,6 +235,7 @@ values = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(values)
 def test_any_json_is_parsed_or_refused(document: Any) -> None:
     for body in (document, {"model": "fake", "input": document}, {"model": "fake", "input": [document]}):

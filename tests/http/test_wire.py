@@ -10,7 +10,7 @@ import pytest
 import safetensors
 import safetensors.torch
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.types import Message
 
@@ -49,6 +49,7 @@ def _values(embedding: Embedding) -> list[list[float]]:
     return values
 
 
+@settings(deadline=None)
 @given(shapes, st.sampled_from(DType))
 def test_safetensors_loads_what_was_written_bit_for_bit(shapes: list[tuple[int, int]], dtype: DType) -> None:
     embeddings = [_embedding(shape, dtype, seed) for seed, shape in enumerate(shapes)]
@@ -111,6 +112,7 @@ def test_the_metadata_says_what_each_item_is() -> None:
     assert [item["modality"] for item in items] == ["image", "audio"]
 
 
+@settings(deadline=None)
 @given(shapes, st.sampled_from(DType))
 def test_json_floats_are_exact(shapes: list[tuple[int, int]], dtype: DType) -> None:
     embeddings = [_embedding(shape, dtype, seed) for seed, shape in enumerate(shapes)]
@@ -119,6 +121,7 @@ def test_json_floats_are_exact(shapes: list[tuple[int, int]], dtype: DType) -> N
         assert item["embedding"] == _values(embedding)
 
 
+@settings(deadline=None)
 @given(shapes, st.sampled_from(DType))
 def test_json_base64_holds_the_bits(shapes: list[tuple[int, int]], dtype: DType) -> None:
     embeddings = [_embedding(shape, dtype, seed) for seed, shape in enumerate(shapes)]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 from encoder_pool.config import PoolConfig
 from encoder_pool.core import Rung
@@ -12,6 +15,9 @@ from encoder_pool.pool.messages import PackReply, PackRequest, ShardReport, Shar
 from encoder_pool.pool.ring import RingAddress
 from encoder_pool.pool.shard import Shard
 from encoder_pool.pool.worker import PackFailed, ShardDied
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class LocalShard:
@@ -45,5 +51,5 @@ class LocalShard:
         self.is_dead = True
         self._thread.shutdown(wait=False)
 
-    async def _in_thread[T](self, call, *args) -> T:  # type: ignore[no-untyped-def]
-        return await asyncio.get_running_loop().run_in_executor(self._thread, call, *args)
+    async def _in_thread(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, partial(call, *args, **kwargs))

@@ -60,6 +60,7 @@ def serving(file: Path, *options: str) -> Iterator[Service]:
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     try:
         _wait_serving(process)

@@ -17,8 +17,8 @@ from encoder_pool.towers.adapter import Adapter, StagedItem, Tower
 A = TypeVar("A", bound=Adapter)
 M = TypeVar("M", bound=nn.Module)
 
-# Float32 keeps 7 digits. On the tested CPUs batches and single items are bit-equal; other CPUs may sum
-# in another order for another batch, which moves a 12-layer tower by about 1e-6 of its largest value.
+# Float32 keeps 7 digits. Where this was written most comparisons are bit-equal and the worst is 2.5e-7 of
+# the reference's largest value; a CPU that sums in another order for another batch may add to that.
 TOLERANCE = 1e-5
 
 
@@ -58,10 +58,9 @@ def assert_close(rows: torch.Tensor, reference: torch.Tensor) -> None:
 
 
 def assert_packing_changes_nothing(tower: Tower, items: Sequence[StagedItem]) -> None:
-    """In batches of one, two and all, in order and reversed, an item gets the rows it gets alone."""
+    """In a batch of two, and of all in another order, an item gets the rows it gets alone."""
     alone = [run(tower, [item]) for item in items]
-    for size in (2, len(items)):
-        assert_close(run(tower, items[:size]), torch.cat(alone[:size]))
+    assert_close(run(tower, items[:2]), torch.cat(alone[:2]))
     assert_close(run(tower, items[::-1]), torch.cat(alone[::-1]))
 
 

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from PIL.Image import Resampling
 from transformers import Dinov2Config, Dinov2Model, WhisperConfig, WhisperFeatureExtractor
 from transformers.models.bit.image_processing_pil_bit import BitImageProcessorPil
@@ -14,6 +16,15 @@ from encoder_pool.towers.whisper import WhisperAdapter
 from encoder_pool.weights import ensure
 
 from .cases import Case, randomised
+
+
+@pytest.fixture(scope="package", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Two threads on two busy cores wait for each other more than they compute."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

@@ -51,7 +51,7 @@ def test_input_bytes_are_those_of_the_sequences_arrays() -> None:
 def test_the_wrong_modality_is_unsupported_and_names_the_item() -> None:
     with pytest.raises(UnsupportedMedia, match=r"takes image, the item is audio") as caught:
         Photos().check_modality(Media(Modality.AUDIO, b"", "input[3]"))
-    assert caught.value.param == "input[3]"
+    assert (caught.value.code, caught.value.param) == ("wrong_modality", "input[3]")
 
 
 def test_the_input_is_counted_by_sequences_in_the_travelling_type() -> None:

@@ -154,10 +154,9 @@ def test_an_item_does_not_depend_on_its_batch(case: Case[WhisperAdapter]) -> Non
 
 
 def test_nan_in_the_padding_reaches_no_real_row(case: Case[WhisperAdapter]) -> None:
-    items = noise(case, 4)
-    reference = run(case.tower, items[:2])
-    for item in items[2:]:
-        item.data.fill_(float("nan"))
+    items = noise(case, 2)
+    reference = run(case.tower, items[:1])
+    items[1].data.fill_(float("nan"))
     rows = run(case.tower, items)
     assert rows[len(reference) :].isnan().all()
     assert_close(rows[: len(reference)], reference)

@@ -1,0 +1,237 @@
+"""The pool without Ray: the real shard in a thread, a toy tower with faults on demand."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from encoder_pool.config import PoolConfig
+from encoder_pool.core import Media, Modality
+from encoder_pool.errors import (
+    DeadlineExceeded,
+    EncodeFailed,
+    Overloaded,
+    PoolError,
+    TooLarge,
+    Unavailable,
+    UndecodableMedia,
+)
+from encoder_pool.http.service import Encoded
+from encoder_pool.pool.pool import Pool
+from encoder_pool.pool.ring import Ring
+from encoder_pool.pool.sizing import size_pool
+from encoder_pool.pool.worker import Worker
+from tests.pool.local_shard import LocalShard
+from tests.toy import NOT_FINITE, RAISES, SLOW, TOKENS, UNDECODABLE, ToyAdapter, expected, toy
+
+
+def config(**sections: Any) -> PoolConfig:
+    document: dict[str, Any] = {
+        "model": {"name": "toy", "adapter": "tests.toy:ToyAdapter", "checkpoint": "unused"},
+        "ladder": {"min": 1, "max": 8},
+        "queue": {"deadline_s": 10},
+    }
+    return PoolConfig.model_validate({**document, **sections})
+
+
+@asynccontextmanager
+async def running(settings: PoolConfig) -> AsyncIterator[tuple[Pool, list[LocalShard]]]:
+    adapter = ToyAdapter(Path())
+    sizing = size_pool(settings, adapter)
+    ring = Ring.create(sizing.slots, sizing.input_bytes, sizing.output_bytes)
+    shards: list[LocalShard] = []
+
+    def start_shard() -> LocalShard:
+        shards.append(LocalShard(settings, Path(), sizing.ladder, ring.address))
+        return shards[-1]
+
+    worker = Worker(settings.shard, start_shard)
+    await worker.start()
+    pool = Pool(settings, adapter, sizing, ring, worker, time.monotonic)
+    pool.start()
+    try:
+        yield pool, shards
+    finally:
+        pool.stop()
+
+
+async def encode(pool: Pool, *items: bytes, deadline_s: float = 10.0) -> Encoded:
+    media = [Media(Modality.IMAGE, data, f"input[{at}]") for at, data in enumerate(items)]
+    with pool.admit() as reservation:
+        return await pool.encode(media, reservation, deadline_s)
+
+
+async def attempt(pool: Pool, *items: bytes, deadline_s: float = 10.0) -> Encoded | PoolError:
+    try:
+        return await encode(pool, *items, deadline_s=deadline_s)
+    except PoolError as error:
+        return error
+
+
+def assert_rows(encoded: Encoded | PoolError, *values: int) -> None:
+    assert isinstance(encoded, Encoded)
+    for embedding, value in zip(encoded.embeddings, values, strict=True):
+        np.testing.assert_array_equal(embedding.rows, expected(value))
+
+
+async def test_items_of_one_request_come_back_in_its_order() -> None:
+    async with running(config()) as (pool, _):
+        values = [7, 3, 9, 1, 3]
+        assert_rows(await encode(pool, *(toy(value) for value in values)), *values)
+
+
+async def test_requests_at_once_share_packs_and_never_rows() -> None:
+    rng = random.Random(0)
+    async with running(config()) as (pool, _):
+        requests = [[rng.randrange(256) for _ in range(rng.randint(1, 5))] for _ in range(300)]
+        answers = await asyncio.gather(
+            *(encode(pool, *(toy(value) for value in values)) for values in requests)
+        )
+        for answer, values in zip(answers, requests, strict=True):
+            assert_rows(answer, *values)
+        counters = pool.info()["counters"]
+        assert counters["items_ok"] == counters["items_packed"] == sum(map(len, requests))
+        assert counters["mean_batch"] > 2
+        runs = [*counters["shard"]["replays"].values(), *counters["shard"]["eager"].values()]
+        assert sum(run["items"] for run in runs) == counters["items_ok"]
+
+
+async def test_an_earlier_result_is_not_changed_by_later_packs() -> None:
+    async with running(config()) as (pool, _):
+        first = await encode(pool, toy(1), toy(2))
+        for value in range(20):
+            await encode(pool, toy(value), toy(value))
+        assert_rows(first, 1, 2)
+        assert all(embedding.rows.base is None for embedding in first.embeddings)
+
+
+@pytest.mark.parametrize(("fault", "code"), [(RAISES, "encode_failed"), (NOT_FINITE, "not_finite")])
+async def test_a_bad_item_fails_alone_and_the_others_run_once_more_at_most(fault: int, code: str) -> None:
+    async with running(config()) as (pool, _):
+        good = [attempt(pool, toy(value)) for value in range(30)]
+        bad = [attempt(pool, toy(99), toy(98, fault)) for _ in range(2)]
+        results = await asyncio.gather(*good[:15], *bad, *good[15:])
+        for value, result in enumerate([*results[:15], *results[17:]]):
+            assert_rows(result, value)
+        for result in results[15:17]:
+            assert isinstance(result, EncodeFailed)
+            assert (result.code, result.param) == (code, "input[1]")
+        assert pool.counters.items_failed == 2
+        assert pool.counters.items_ok + pool.counters.items_cancelled == 32
+
+
+async def test_an_item_that_cannot_be_decoded_names_its_place_and_costs_no_tower() -> None:
+    async with running(config()) as (pool, _):
+        result = await attempt(pool, toy(1), toy(2), toy(3, UNDECODABLE))
+        assert isinstance(result, UndecodableMedia)
+        assert result.param == "input[2]"
+        assert pool.counters.packs == 0
+        assert pool.admission.tokens == pool.admission.bytes == 0
+
+
+async def test_a_shard_that_dies_is_replaced_and_its_pack_runs_again() -> None:
+    async with running(config()) as (pool, shards):
+        await encode(pool, toy(1))
+        shards[0].is_dead = True
+        answers = await asyncio.gather(*(encode(pool, toy(value)) for value in range(20)))
+        for value, answer in enumerate(answers):
+            assert_rows(answer, value)
+        assert len(shards) == 2
+        assert pool.info()["workers"][0]["restarts"] == 1
+
+
+async def test_when_the_worker_gives_up_what_waits_ends_and_nothing_new_is_let_in() -> None:
+    async with running(config(shard={"max_restarts": 0})) as (pool, shards):
+        shards[0].is_dead = True
+        results = await asyncio.gather(*(attempt(pool, toy(value)) for value in range(20)))
+        assert {type(result) for result in results} == {Unavailable}
+        assert not pool.has_worker
+        assert not pool.readiness.is_ready
+        with pytest.raises(Unavailable) as caught:
+            await encode(pool, toy(1))
+        assert caught.value.code == "no_worker"
+        assert caught.value.retry_after_s
+
+
+async def test_a_request_past_its_deadline_ends_and_its_items_are_dropped_from_the_queue() -> None:
+    async with running(config(queue={"packs_in_flight": 1})) as (pool, _):
+        slow = asyncio.create_task(encode(pool, toy(1, SLOW)))
+        await asyncio.sleep(0.05)
+        result = await attempt(pool, *(toy(value) for value in range(8)), deadline_s=0.05)
+        assert isinstance(result, DeadlineExceeded)
+        assert "queue.deadline_s" in result.message
+        assert_rows(await slow, 1)
+        assert_rows(await encode(pool, toy(5)), 5)
+        assert pool.counters.items_packed == 2
+        assert pool.admission.tokens == 0
+
+
+async def test_a_cancelled_request_leaves_nothing_behind() -> None:
+    async with running(config(queue={"packs_in_flight": 1})) as (pool, _):
+        slow = asyncio.create_task(encode(pool, toy(1, SLOW)))
+        await asyncio.sleep(0.05)
+        leaver = asyncio.create_task(encode(pool, *(toy(value) for value in range(8))))
+        await asyncio.sleep(0.05)
+        leaver.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaver
+        assert (pool.admission.requests, pool.admission.tokens) == (1, TOKENS)
+        await slow
+        await encode(pool, toy(2))
+        assert pool.counters.items_packed == 2
+        assert pool.counters.items_cancelled == 8
+
+
+async def test_beyond_the_token_budget_requests_are_refused_and_those_inside_are_served() -> None:
+    async with running(config(queue={"max_tokens": 8 * TOKENS, "packs_in_flight": 1})) as (pool, _):
+        results = await asyncio.gather(*(attempt(pool, toy(value, SLOW)) for value in range(20)))
+        refused = [result for result in results if isinstance(result, Overloaded)]
+        assert len(refused) == 12
+        assert all(error.retry_after_s and error.retry_after_s >= 1 for error in refused)
+        assert sum(isinstance(result, Encoded) for result in results) == 8
+        assert pool.admission.shed_requests == 12
+
+
+async def test_an_item_over_the_largest_is_refused_with_the_settings_named() -> None:
+    class Greedy(ToyAdapter):
+        def prepare(self, media: Media, limits: Any) -> Any:
+            from dataclasses import replace
+
+            return replace(super().prepare(media, limits), cost=self.capacity(9))
+
+    async with running(config()) as (pool, _):
+        pool.adapter = Greedy(Path())
+        result = await attempt(pool, toy(1))
+        assert isinstance(result, TooLarge)
+        assert result.code == "item_too_large"
+        for part in ("27", "24", "ladder.max"):
+            assert part in result.message
+
+
+async def test_the_ladder_in_the_info_is_measured_and_the_configuration_effective() -> None:
+    async with running(config()) as (pool, _):
+        info = pool.info()
+        assert [rung["budget"] for rung in info["ladder"]["rungs"]] == [1, 2, 4, 8]
+        assert all(rung["ms"] > 0 for rung in info["ladder"]["rungs"])
+        assert info["config"]["queue"]["deadline_s"] == 10
+        assert info["limits"]["max_items"] == 32
+        assert info["workers"][0]["state"] == "ready"
+
+
+async def test_stopping_ends_what_is_queued_with_a_typed_error() -> None:
+    async with running(config(queue={"packs_in_flight": 1})) as (pool, _):
+        tasks = [asyncio.create_task(attempt(pool, toy(value, SLOW))) for value in range(17)]
+        await asyncio.sleep(0.1)
+    done, in_flight = await asyncio.wait(tasks, timeout=1)
+    assert all(isinstance(task.result(), Unavailable) for task in done)
+    assert len(done) >= 8
+    for task in in_flight:
+        task.cancel()
