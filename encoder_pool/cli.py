@@ -20,11 +20,13 @@ from rich.console import Console
 from encoder_pool.launch.errors import HostUnfit, LaunchError
 from encoder_pool.launch.file import ServiceFile, read_service_file
 from encoder_pool.launch.host import Host, haproxy_environment, problems
-from encoder_pool.launch.plan import PoolPlan, plan_pool
+from encoder_pool.launch.plan import PoolPlan, plan_service
 from encoder_pool.launch.show import config_table, plan_table, progress_bar
 from encoder_pool.weights import BUILTIN, WeightsError, ensure
 
 DEMO = Path("serve_configs/demo.yaml")
+INTERRUPTED = 128 + signal.SIGINT
+"""Status of a command that Ctrl-C or SIGTERM ended before it was through, as shells have it."""
 out = Console()
 
 
@@ -36,14 +38,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except LaunchError as error:
         _complain(error)
         return error.exit_status
-    except (ValueError, WeightsError) as error:
+    except WeightsError as error:
         _complain(error)
         return 2
+    except KeyboardInterrupt:
+        return INTERRUPTED
     return status
 
 
 def _complain(problem: object) -> None:
-    Console(stderr=True).print(f"encoder-pool: {problem}", style="red", markup=False, highlight=False)
+    message = f"encoder-pool: {problem}"
+    Console(stderr=True).print(message, style="red", markup=False, highlight=False, soft_wrap=True)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -65,12 +70,12 @@ def _parser() -> argparse.ArgumentParser:
     encode = commands.add_parser("encode", help="encode media files with a running service")
     encode.add_argument("media", nargs="+", type=Path)
     encode.add_argument("--url", required=True, help="base URL of a model, e.g. http://127.0.0.1:8000/image")
-    encode.add_argument("--out", type=Path, help="write the embeddings to this safetensors file")
+    encode.add_argument("--out", type=_target, help="write the embeddings to this safetensors file")
     encode.set_defaults(run=_encode)
 
     demo = commands.add_parser("demo", help="serve the default models, encode real media, draw, stop")
     demo.add_argument("file", type=Path, nargs="?", default=DEMO)
-    demo.add_argument("--picture", type=Path, default=Path("demo.png"), help="where to draw to")
+    demo.add_argument("--picture", type=_target, default=Path("demo.png"), help="where to draw to")
     _add_service_options(demo)
     demo.set_defaults(run=_demo)
 
@@ -80,10 +85,24 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_service_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--port", type=int, help="HTTP port, instead of the file's")
+    parser.add_argument("--port", type=_port, help="HTTP port, instead of the file's")
     parser.add_argument("--no-haproxy", action="store_true", help="use Serve's own proxy: slower")
     parser.add_argument("--drain-s", type=float, default=2.0, help="how long a stopping replica drains")
     parser.add_argument("--start-timeout-s", type=float, default=300.0, help="give up starting after this")
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 1 <= port <= 65535:
+        raise argparse.ArgumentTypeError(f"{port} is no port; they are 1 to 65535")
+    return port
+
+
+def _target(text: str) -> Path:
+    path = Path(text)
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {path.parent}")
+    return path
 
 
 def _serve(arguments: argparse.Namespace) -> int:
@@ -91,7 +110,8 @@ def _serve(arguments: argparse.Namespace) -> int:
         for application in service.applications:
             out.print(f"{application.config.model.name}: {service.url(application)}/v1/encode")
         out.print("serving; Ctrl-C stops")
-        threading.Event().wait()
+        with suppress(KeyboardInterrupt):
+            threading.Event().wait()
     return 0
 
 
@@ -105,14 +125,14 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 @contextmanager
 def _service(arguments: argparse.Namespace) -> Iterator[ServiceFile]:
-    """The service of the file, running; Ctrl-C and SIGTERM end the block and the service."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """The service of the file, running; it stops when the block ends."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stops like Ctrl-C
     service = read_service_file(arguments.file)
     if arguments.port:
         service = service.with_port(arguments.port)
     if found := problems(service, _plans(service), Host.this()):
         raise HostUnfit("\n".join(found))
-    with tempfile.TemporaryDirectory(prefix="encoder-pool-") as folder, suppress(KeyboardInterrupt):
+    with tempfile.TemporaryDirectory(prefix="encoder-pool-") as folder:
         if not arguments.no_haproxy:
             os.environ.update(haproxy_environment(Path(folder), service.port, arguments.drain_s))
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -125,7 +145,7 @@ def _service(arguments: argparse.Namespace) -> Iterator[ServiceFile]:
 def _plans(service: ServiceFile) -> list[PoolPlan]:
     """The plan of every application; brings their weights."""
     with progress_bar() as progress:
-        return [plan_pool(application.config, progress) for application in service.applications]
+        return plan_service(service, progress)
 
 
 def _plan(arguments: argparse.Namespace) -> int:

@@ -136,7 +136,7 @@ class ShardConfig(Section):
         60.0, description="A pack that takes longer means the shard hangs; it is replaced."
     )
     max_restarts: Annotated[int, Field(ge=0)] = Field(
-        3, description="Restarts in a row without one good pack before the replica gives up and is replaced."
+        5, description="Restarts in a row without one good pack before the replica gives up and is replaced."
     )
 
 

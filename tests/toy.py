@@ -64,7 +64,7 @@ class ToyTower:
     def __init__(self) -> None:
         import torch
 
-        self.inputs = {"toys": InputSpec("sequences", (2,), torch.uint8)}
+        self.inputs: Mapping[str, InputSpec] = {"toys": InputSpec("sequences", (2,), torch.uint8)}
 
     def stage(self, items: Sequence[StagedItem]) -> Mapping[str, torch.Tensor]:
         import torch

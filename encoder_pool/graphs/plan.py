@@ -18,26 +18,26 @@ import numpy.typing as npt
 
 from encoder_pool.core import Cost, Pack, Rung
 
-PACK_MS = 1e-6
-"""Added to every pack so that of two plans that cost the same the one with fewer packs wins."""
+
+TIE = 1 + 1e-9
+"""Of plans that cost the same the one whose first pack is fuller: what is left is planned again, with more."""
 
 
 @dataclass(frozen=True, slots=True)
 class CostTable:
-    """Milliseconds of a run, measured or assumed.
+    """Milliseconds of a pack, measured or assumed.
 
     rung_ms         one replay of each rung, ascending rungs
     eager_fixed_ms  an eager run costs this ...
     eager_row_ms    ... and this for every patch row
+    pack_ms         what a pack costs beside its run; never zero, so that of two plans that cost the same
+                    the one with fewer packs wins
     """
 
     rung_ms: tuple[float, ...]
     eager_fixed_ms: float
     eager_row_ms: float
-
-    def eager_ms(self, patch_rows: int) -> float:
-        """Predicted milliseconds of one eager run."""
-        return self.eager_fixed_ms + self.eager_row_ms * patch_rows
+    pack_ms: float = 1e-6
 
 
 def proportional(ladder: Sequence[Rung], row_ms: float = 1.0) -> CostTable:
@@ -49,8 +49,9 @@ def proportional(ladder: Sequence[Rung], row_ms: float = 1.0) -> CostTable:
 def predicted_ms(pack: Pack, costs: Sequence[Cost], table: CostTable) -> float:
     """What the table says one pack of a plan takes."""
     if pack.rung is not None:
-        return table.rung_ms[pack.rung]
-    return table.eager_ms(sum(costs[member].patch_rows for member in pack.members))
+        return table.pack_ms + table.rung_ms[pack.rung]
+    patch_rows = sum(costs[member].patch_rows for member in pack.members)
+    return table.pack_ms + table.eager_fixed_ms + table.eager_row_ms * patch_rows
 
 
 def plan(costs: Sequence[Cost], ladder: Sequence[Rung], table: CostTable) -> tuple[Pack, ...]:
@@ -121,7 +122,7 @@ def _counters(costs: Sequence[Cost]) -> Ints:
 
 
 def _shapes(held: Ints, table: CostTable) -> _Shapes:
-    ms = np.array(table.rung_ms) + PACK_MS
+    ms = np.array(table.rung_ms)
     cheapest_from = np.minimum.accumulate(ms[::-1])[::-1]
     is_useful = np.append(ms[:-1] < cheapest_from[1:], True)
     return _Shapes(np.flatnonzero(is_useful), held[is_useful], ms[is_useful])
@@ -143,7 +144,7 @@ def _partition(order: list[int], asked: Ints, shapes: _Shapes, table: CostTable)
     """
     size = len(order)
     reach = _reach(asked, shapes, table)
-    rungs, shape_ms = shapes.rungs.tolist(), shapes.ms.tolist()
+    rungs, shape_ms = shapes.rungs.tolist(), (shapes.ms + table.pack_ms).tolist()
     eager_rows_ms = [0.0, *(table.eager_row_ms * np.cumsum(asked[:, 0])).tolist()]
     rest_ms = [inf] * size + [0.0]
     # The eager rows before an end plus the rest after it: the eager run to that end, but for its own start.
@@ -154,7 +155,7 @@ def _partition(order: list[int], asked: Ints, shapes: _Shapes, table: CostTable)
         for shape in range(reach.smallest[start], len(ends)):
             end = ends[shape]
             total = shape_ms[shape] + rest_ms[end]
-            if total < best:
+            if total <= best * TIE:
                 best = total
                 cuts[start] = end, rungs[shape]
             if end == ends[-1]:
@@ -162,7 +163,7 @@ def _partition(order: list[int], asked: Ints, shapes: _Shapes, table: CostTable)
         if reach.is_eager_best[start]:
             to_ends = to_end_ms[start + 1 : ends[-1] + 1]
             cheapest = min(to_ends)
-            total = table.eager_fixed_ms + PACK_MS + cheapest - eager_rows_ms[start]
+            total = table.pack_ms + table.eager_fixed_ms + cheapest - eager_rows_ms[start]
             if total < best:
                 best = total
                 cuts[start] = start + 1 + to_ends.index(cheapest), None

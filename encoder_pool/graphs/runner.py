@@ -125,10 +125,10 @@ class LadderRunner(ABC):
     @property
     def static_bytes(self) -> int:
         """Memory that the inputs and metadata of the captured shapes take."""
-        return sum(static.nbytes for static in self.static_tensors())
+        return sum(static.untyped_storage().nbytes() for static in self.static_tensors())
 
     def static_tensors(self) -> tuple[torch.Tensor, ...]:
-        """The memory that the captured shapes read, every byte once."""
+        """What the captured shapes read: the inputs at their largest, and the metadata of each."""
         if not self._captured:
             return ()
         metadata = (tensor for captured in self._captured for tensor in captured.buffers.tensors.values())

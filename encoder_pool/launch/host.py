@@ -49,28 +49,23 @@ def problems(service: ServiceFile, plans: Sequence[PoolPlan], host: Host) -> lis
     needed = sum(plan.host_bytes + plan.num_replicas * PROCESS_BYTES for plan in plans)
     if needed > host.free_bytes:
         found.append(f"about {needed >> 20} MiB of memory are needed, {host.free_bytes >> 20} MiB are free")
-    if not is_free(service.host, service.port):
+    if reason := why_unbindable(service.host, service.port):
         found.append(
-            f"port {service.port} on {service.host} is taken (http_options.port, or --port to choose another)"
+            f"port {service.port} on {service.host}: {reason} "
+            "(http_options.host, http_options.port, or --port to choose another)"
         )
     return found
 
 
-def is_free(host: str, port: int) -> bool:
-    """Whether the TCP port can be bound now."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        return probe.connect_ex((host, port)) != 0 and _can_bind(host, port)
-
-
-def _can_bind(host: str, port: int) -> bool:
+def why_unbindable(host: str, port: int) -> str | None:
+    """Why the TCP port cannot be bound now, in the system's words; None if it can."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
-        except OSError:
-            return False
-    return True
+        except OSError as error:
+            return error.strerror or str(error)
+    return None
 
 
 def free_port() -> int:
@@ -86,7 +81,7 @@ def replica_ports(http_port: int) -> range:
     first = http_port % len(REPLICA_PORTS)
     for index in (*range(first, len(REPLICA_PORTS)), *range(first)):
         base = REPLICA_PORTS[index]
-        if all(_can_bind("127.0.0.1", port) for port in range(base, base + PORTS_PROBED)):
+        if not any(why_unbindable("127.0.0.1", port) for port in range(base, base + PORTS_PROBED)):
             return range(base, base + REPLICA_PORTS.step)
     raise OSError("no range of free ports for Serve's replicas")
 

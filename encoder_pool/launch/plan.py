@@ -8,6 +8,8 @@ from pathlib import Path
 from encoder_pool.config import PoolConfig
 from encoder_pool.core import Cost
 from encoder_pool.graphs.plan import plan, proportional
+from encoder_pool.launch.errors import ConfigError
+from encoder_pool.launch.file import ServiceFile
 from encoder_pool.pool.sizing import Sizing, size_pool
 from encoder_pool.towers.adapter import adapter_class
 from encoder_pool.weights import Progress, ensure
@@ -43,6 +45,17 @@ class PoolPlan:
     def host_bytes(self) -> int:
         """Host memory of all rings and weights together."""
         return self.num_replicas * (self.sizing.ring_bytes + self.weight_bytes)
+
+
+def plan_service(service: ServiceFile, progress: Progress = silent) -> list[PoolPlan]:
+    """The plan of every application. Raises ConfigError, naming the file, the application and the key."""
+    plans = []
+    for application in service.applications:
+        try:
+            plans.append(plan_pool(application.config, progress))
+        except ValueError as error:
+            raise ConfigError(f"{service.path}: application '{application.name}': {error}") from error
+    return plans
 
 
 def plan_pool(config: PoolConfig, progress: Progress = silent) -> PoolPlan:

@@ -16,14 +16,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import ray
+from pydantic import ValidationError
 from ray import serve
 from ray.exceptions import GetTimeoutError, RayError
 from ray.serve.config import ProxyLocation
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ApplicationStatus, ServeDeploySchema
 
-from encoder_pool.launch.errors import StartFailed
-from encoder_pool.launch.file import ServiceFile
+from encoder_pool.launch.errors import ConfigError, StartFailed
+from encoder_pool.launch.file import ServiceFile, explain
 from encoder_pool.pool.messages import ShardStatus
 from encoder_pool.pool.ray_shard import CONTROL, NAMESPACE
 from encoder_pool.weights import Progress
@@ -39,13 +40,14 @@ FAILED = {ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY}
 
 @contextlib.contextmanager
 def running(service: ServiceFile, show: Show, start_timeout_s: float) -> Iterator[None]:
-    """The service, serving, for the length of the block. Raises StartFailed."""
+    """The service, serving, for the length of the block. Raises ConfigError, StartFailed."""
+    schema = _schema(service)
     try:
         with show() as progress:
             progress("starting Ray", None)
             _start_ray()
             progress("starting Ray Serve", None)
-            _deploy(service)
+            _deploy(schema)
             _wait(service, progress, start_timeout_s)
         yield
     finally:
@@ -81,9 +83,16 @@ def _start_ray() -> None:
     )
 
 
-def _deploy(service: ServiceFile) -> None:
+def _schema(service: ServiceFile) -> ServeDeploySchema:
+    """The file as Serve reads it: what `read_service_file` passed unseen is checked here."""
+    try:
+        return ServeDeploySchema.model_validate(service.document)
+    except ValidationError as error:
+        raise ConfigError(explain(error, service.path)) from error
+
+
+def _deploy(schema: ServeDeploySchema) -> None:
     """Hand Serve the whole file, as `serve run` does; the public API takes only built applications."""
-    schema = ServeDeploySchema.model_validate(service.document)
     location = ProxyLocation(schema.proxy_location)
     serve.start(proxy_location=location, http_options=schema.http_options.model_dump())
     client = _get_global_client()

@@ -169,6 +169,9 @@ def _audio_stream(container: InputContainer) -> AudioStream:
         raise UnsupportedMedia(f"the audio codec is not supported; supported: {', '.join(_CODECS)}")
     # The replica's own threads are the parallelism.
     codec.thread_count = 1
+    if codec.name == "flac":
+        # Its frames carry checksums, at which FFmpeg does not look unless asked.
+        codec.options = {"err_detect": "crccheck+explode"}
     return stream
 
 

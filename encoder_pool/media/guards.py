@@ -1,29 +1,27 @@
 """What stands between a caller's bytes and the decoders: one guarded edge, and a bound on their work.
 
-Image decoders walk the structure of a file (segments, chunks, blocks, tables) step by step, in Python where
-the decoder is Pillow's, so that 32 MB of empty segments cost half a minute although they hold no pixel.
+Pillow walks the structure of a file (segments, chunks, blocks, tables) step by step in Python, so that 32 MB
+of empty chunks cost it half a minute although they hold no pixel, and 32 MB of strip offsets two gigabytes.
 `bound_structure` counts those steps first, in linear time and without keeping anything. Knows nothing of
-pixels; a structure that is broken is left for the decoder to refuse.
+pixels; what else may be broken is left for the decoder to refuse.
 """
 
 from __future__ import annotations
 
-import re
-import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from encoder_pool.core import Media
 from encoder_pool.errors import PoolError, UndecodableMedia
+from encoder_pool.media.metadata import START_OF_SCAN, jpeg_segments, tiff_entries, tiff_order
 from encoder_pool.media.sniff import GIF, JPEG, PNG, TIFF, Format
 
 MAX_STEPS = 200_000
 # Each scan of a progressive JPEG visits every pixel; real files have about ten.
 MAX_JPEG_SCANS = 100
 
-_FILL = re.compile(rb"\xff+")
-_STANDALONE = frozenset((0x00, 0x01, *range(0xD0, 0xD9)))
-_TIFF_TEXT = frozenset((1, 2, 6, 7))
+# Bytes of a value by its type (TIFF 6.0 section 2); bytes, text and opaque data are 1 a piece.
+_TIFF_SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8}
 
 
 @contextmanager
@@ -32,8 +30,7 @@ def decode_edge(media: Media, found: Format) -> Iterator[None]:
     try:
         yield
     except PoolError as error:
-        error.at(media.param)
-        raise
+        raise error.at(media.param) from error.__cause__
     except Exception as error:
         raise UndecodableMedia(
             f"the {media.modality} cannot be decoded as {found.name}; it may be truncated or corrupt",
@@ -49,22 +46,16 @@ def bound_structure(data: bytes, found: Format) -> None:
         steps += step
         if steps > MAX_STEPS:
             raise UndecodableMedia(f"the {found.name} has more than {MAX_STEPS} segments or table entries")
-    if found is JPEG:
-        scans = data.count(b"\xff\xda")
-        if scans > MAX_JPEG_SCANS:
-            raise UndecodableMedia(f"the jpeg has {scans} scans; the limit is {MAX_JPEG_SCANS}")
 
 
 def _jpeg_steps(data: bytes) -> Iterator[int]:
-    """Segments, fill bytes and junk up to the first scan."""
-    at = 2
-    while (fill := _FILL.search(data, at)) and fill.end() < len(data):
-        yield fill.end() - at
-        marker, at = data[fill.end()], fill.end() + 1
-        if marker == 0xDA:
-            return
-        if marker not in _STANDALONE:
-            at += int.from_bytes(data[at : at + 2], "big")
+    """Segments; too many scans are refused by their own limit."""
+    scans = 0
+    for segment in jpeg_segments(data):
+        yield 1
+        scans += segment.marker == START_OF_SCAN
+        if scans > MAX_JPEG_SCANS:
+            raise UndecodableMedia(f"the jpeg has more than {MAX_JPEG_SCANS} scans")
 
 
 def _png_steps(data: bytes) -> Iterator[int]:
@@ -93,15 +84,17 @@ def _gif_colours(flags: bytes) -> int:
 
 
 def _tiff_steps(data: bytes) -> Iterator[int]:
-    """Entries of the first directory, and the values in them that are not text or opaque bytes."""
-    order = "<" if data.startswith(b"II") else ">"
-    if len(data) < 8:
-        return
-    at = struct.unpack_from(f"{order}I", data, 4)[0]
-    count = struct.unpack_from(f"{order}H", data, at)[0] if at + 2 <= len(data) else 0
-    for entry in range(at + 2, min(at + 2 + 12 * count, len(data) - 12), 12):
-        _, kind, values = struct.unpack_from(f"{order}HHI", data, entry)
-        yield 1 if kind in _TIFF_TEXT else 1 + values
+    """Entries of the first directory and the numbers in them, all of which must lie within the file."""
+    total = 0
+    for entry in tiff_entries(data):
+        size = entry.values * _TIFF_SIZES.get(entry.kind, 0)
+        total += size
+        offset = int.from_bytes(entry.field, tiff_order(data)) if size > 4 else 0
+        if max(total, offset + size) > len(data):
+            raise UndecodableMedia("the tiff has tags whose values lie outside of the file")
+        yield 1 if _TIFF_SIZES.get(entry.kind) == 1 else 1 + entry.values
+    if not total:
+        raise UndecodableMedia("the tiff has no directory within the file")
 
 
 _WALKS: dict[Format, Callable[[bytes], Iterator[int]]] = {

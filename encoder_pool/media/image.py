@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 from PIL import (
     BmpImagePlugin,
-    ExifTags,
     GifImagePlugin,
     Image,
     ImageFile,
@@ -30,6 +29,7 @@ from encoder_pool.config import LimitsConfig
 from encoder_pool.core import Media, Source
 from encoder_pool.errors import TooLarge, UndecodableMedia, UnsupportedMedia
 from encoder_pool.media.guards import bound_structure, decode_edge
+from encoder_pool.media.metadata import orientation, plain_jpeg, plain_tiff
 from encoder_pool.media.sniff import BMP, GIF, JPEG, PNG, TIFF, WEBP, Format, expect_format
 
 # The classes behind Image.open, one a format. Image.open itself would first apply a pixel guard whose limit
@@ -65,17 +65,28 @@ def decode_image(media: Media, limits: LimitsConfig) -> tuple[npt.NDArray[np.uin
     """
     found = expect_format(media, limits)
     with decode_edge(media, found):
-        image = _open(media.data, found, limits)
+        bound_structure(media.data, found)
+        data, exif = _plain(media.data, found)
+        image = _open(data, found, limits)
         image.load()
-        upright = _upright(_on_white(image), _orientation(image))
-        pixels = np.array(upright)
+        exif = exif or image.info.get("exif", b"")
+        pixels = np.array(_upright(_on_white(image), orientation(exif)))
     height, width, _ = pixels.shape
     return pixels, Source(found.name, width=width, height=height)
 
 
+def _plain(data: bytes, found: Format) -> tuple[bytes, bytes]:
+    """The file without metadata that Pillow would read, and the EXIF block taken out of it.
+
+    PNG and WebP keep theirs for after loading; the orientation of a TIFF is a tag that Pillow itself applies.
+    """
+    if found is JPEG:
+        return plain_jpeg(data)
+    return (plain_tiff(data) if found is TIFF else data), b""
+
+
 def _open(data: bytes, found: Format, limits: LimitsConfig) -> ImageFile.ImageFile:
     """The image with its header read and checked, and no pixel decoded."""
-    bound_structure(data, found)
     if found is WEBP:
         # Opening allocates the canvas, so its size comes from the bytes.
         _check_size(*_webp_canvas(data), limits)
@@ -162,14 +173,6 @@ def _from_gray16(image: Image.Image) -> Image.Image:
     return Image.fromarray(gray).convert("RGB")
 
 
-def _orientation(image: Image.Image) -> int:
-    """The EXIF orientation, 1 to 8; 1 where the metadata is broken, for the picture is not."""
-    try:
-        return int(image.getexif().get(ExifTags.Base.Orientation, 1))
-    except (struct.error, SyntaxError, KeyError, TypeError, ValueError, OSError):
-        return 1
-
-
-def _upright(image: Image.Image, orientation: int) -> Image.Image:
-    method = _UPRIGHT.get(orientation)
+def _upright(image: Image.Image, held: int) -> Image.Image:
+    method = _UPRIGHT.get(held)
     return image if method is None else image.transpose(method)

@@ -61,6 +61,11 @@ class Batch:
     jobs: tuple[Job, ...]
     rung: int | None
 
+    @property
+    def is_retry(self) -> bool:
+        """Whether it is one job whose first pack failed."""
+        return self.jobs[0].is_retry
+
 
 class Batcher:
     """The queue of one replica."""
@@ -69,6 +74,7 @@ class Batcher:
         self._clock = clock
         self._queue: deque[Job] = deque()
         self._arrival = asyncio.Event()
+        self._closed: PoolError | None = None
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -77,6 +83,9 @@ class Batcher:
         """Queue an item. Its job's future ends with an Embedding or a PoolError."""
         future = asyncio.get_running_loop().create_future()
         job = Job(item, deadline, self._clock(), future)
+        if self._closed is not None:
+            job.fail(self._closed)
+            return job
         self._queue.append(job)
         self._arrival.set()
         return job
@@ -99,8 +108,9 @@ class Batcher:
             self._queue.appendleft(job)
         self._arrival.set()
 
-    def fail_all(self, error: PoolError) -> None:
-        """End everything that is queued with this error."""
+    def close(self, error: PoolError) -> None:
+        """End everything that is queued, and whatever is submitted from now on, with this error."""
+        self._closed = error
         for job in self._queue:
             job.fail(error)
         self._queue.clear()

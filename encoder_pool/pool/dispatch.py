@@ -26,7 +26,8 @@ from encoder_pool.pool.batcher import Batch, Batcher
 from encoder_pool.pool.counters import PoolCounters
 from encoder_pool.pool.messages import PackReply, PackRequest, lay_out
 from encoder_pool.pool.ring import Ring
-from encoder_pool.pool.worker import PackFailed, ShardDied, Worker
+from encoder_pool.pool.turns import Turns
+from encoder_pool.pool.worker import PackFailed, ShardDied, Worker, WorkerGone
 from encoder_pool.towers.adapter import Adapter
 
 logger = logging.getLogger(__name__)
@@ -60,6 +61,7 @@ class Dispatcher:
         self._clock = clock
         # Copies to and from the ring are megabytes: on the event loop they would stall every request.
         self._copier = ThreadPoolExecutor(ring.address.slots, "ring-copy")
+        self._turns = Turns()
         self._loops: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -76,24 +78,32 @@ class Dispatcher:
         self.ring.close()
 
     def check(self) -> None:
-        """Raise if a loop has ended: it never should, and nobody would be served by it."""
+        """Raise what ended a loop: nothing should, and nobody would be served by it."""
         for loop in self._loops:
             if loop.done():
                 loop.result()
-                raise RuntimeError("a dispatch loop has ended")
 
     async def _feed(self, slot: int) -> None:
-        while True:
-            await self.worker.wait_ready()
-            report = self.worker.report
-            batch = await self._batcher.take(partial(next_pack, ladder=report.ladder, table=report.table))
-            try:
+        """Take packs until the worker gives up; then nobody takes any, so the queue is closed."""
+        try:
+            while True:
+                await self.worker.wait_ready()
+                report = self.worker.report
+                batch = await self._batcher.take(partial(next_pack, ladder=report.ladder, table=report.table))
+                await self._encode_or_retry(slot, batch)
+        except WorkerGone as gone:
+            self._batcher.close(gone.answer)
+
+    async def _encode_or_retry(self, slot: int, batch: Batch) -> None:
+        try:
+            async with self._turns.alone() if batch.is_retry else self._turns.shared():
                 await self._encode(slot, batch)
-            except (PackFailed, ShardDied) as error:
-                self._retry_or_fail(batch, error)
+        except (PackFailed, ShardDied) as error:
+            self._retry_or_fail(batch, error)
 
     async def _encode(self, slot: int, batch: Batch) -> None:
         request = await self._copy(self._write, slot, batch)
+        await self.worker.wait_ready()
         reply = await self.worker.run(request)
         embeddings = await self._copy(self._read, slot, batch, reply)
         self._count(batch, reply)
@@ -153,12 +163,17 @@ class Dispatcher:
         """Each item of a failed pack runs once more, by itself; one that fails again has failed."""
         logger.warning("a pack of %d items failed: %s", len(batch.jobs), error)
         self._counters.packs_failed += 1
-        again = [job for job in batch.jobs if not job.is_retry]
-        self._counters.items_retried += len(again)
-        self._batcher.retry_alone(again)
+        if isinstance(error, WorkerGone):
+            self._fail(batch, error.answer)
+        elif batch.is_retry:
+            self._fail(batch, EncodeFailed("the tower failed on this item, also when it ran alone"))
+        else:
+            self._counters.items_retried += len(batch.jobs)
+            self._batcher.retry_alone(batch.jobs)
+
+    def _fail(self, batch: Batch, error: PoolError) -> None:
         for job in batch.jobs:
-            if job.is_retry and job not in again:
-                job.fail(EncodeFailed("the tower failed on this item, also when it ran alone"))
+            job.fail(error)
 
 
 def _not_finite() -> EncodeFailed:

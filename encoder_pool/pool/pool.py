@@ -23,13 +23,10 @@ from encoder_pool.pool.dispatch import Dispatcher
 from encoder_pool.pool.info import describe
 from encoder_pool.pool.ring import Ring
 from encoder_pool.pool.sizing import Sizing
-from encoder_pool.pool.worker import Worker
+from encoder_pool.pool.worker import Worker, WorkerGone
 from encoder_pool.towers.adapter import Adapter
 
 T = TypeVar("T")
-
-REPLACED_S = 5.0
-"""About how long Serve takes to replace a replica whose worker has given up."""
 
 
 class Pool:
@@ -63,19 +60,17 @@ class Pool:
     def start(self) -> None:
         """Begin to work. Needs the running event loop, to which the pool then belongs."""
         self.dispatcher.start()
-        self._end = asyncio.create_task(self._end_with_worker())
 
     def stop(self) -> None:
         """End the worker and everything that is queued."""
-        self._end.cancel()
-        self.batcher.fail_all(Unavailable("the replica is shutting down", code="draining"))
+        self.batcher.close(Unavailable("the replica is shutting down", code="draining"))
         self.dispatcher.stop()
         self._preparers.shutdown(wait=False, cancel_futures=True)
 
     def admit(self) -> AbstractContextManager[Reservation]:
         """Let a request in for the length of a `with` block. Raises Overloaded or Unavailable."""
         if not self.has_worker:
-            raise _no_worker()
+            raise WorkerGone().answer
         return self.admission.request()
 
     async def encode(self, media: Sequence[Media], reservation: Reservation, deadline_s: float) -> Encoded:
@@ -99,7 +94,7 @@ class Pool:
     @property
     def has_worker(self) -> bool:
         """Whether the worker lives, or is being brought up again."""
-        return not self.worker.gave_up.is_set()
+        return not self.worker.has_given_up
 
     @property
     def readiness(self) -> Readiness:
@@ -141,17 +136,6 @@ class Pool:
         finally:
             for job in jobs:
                 self.counters.count_ending(job.future)
-
-    async def _end_with_worker(self) -> None:
-        """When the worker gives up, what is queued ends too; nothing new is let in."""
-        await self.worker.gave_up.wait()
-        self.batcher.fail_all(_no_worker())
-
-
-def _no_worker() -> Unavailable:
-    return Unavailable(
-        "no worker is left; the replica is being replaced", code="no_worker", retry_after_s=REPLACED_S
-    )
 
 
 async def _all_in_place(futures: Sequence[asyncio.Future[T]], media: Sequence[Media]) -> list[T]:

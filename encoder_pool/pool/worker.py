@@ -14,16 +14,29 @@ from collections.abc import Callable
 from typing import Protocol
 
 from encoder_pool.config import ShardConfig
+from encoder_pool.errors import Unavailable
 from encoder_pool.pool.messages import PackReply, PackRequest, ShardReport, ShardStatus
 
 logger = logging.getLogger(__name__)
 
+REPLACED_S = 5.0
+"""About how long Serve takes to replace a replica whose worker has given up."""
 STATUS_TIMEOUT_S = 5.0
 """A live shard answers `status` in milliseconds, whatever it is doing."""
 
 
 class ShardDied(Exception):
     """The shard's process is gone or does not answer."""
+
+
+class WorkerGone(ShardDied):
+    """The worker has given up: no shard will come again. `answer` is what callers are told."""
+
+    def __init__(self) -> None:
+        super().__init__("the worker has given up")
+        self.answer = Unavailable(
+            "no worker is left; the replica is being replaced", code="no_worker", retry_after_s=REPLACED_S
+        )
 
 
 class PackFailed(Exception):
@@ -62,17 +75,21 @@ class Worker:
         self._start_shard = start_shard
         self._shard: ShardHandle
         self._report: ShardReport | None = None
-        self._ready = asyncio.Event()
+        self._settled = asyncio.Event()  # ready, or given up
         self._failures_in_a_row = 0
         self._replacing: asyncio.Task[None] | None = None
         self.restarts = 0
         self.state = "starting"
-        self.gave_up = asyncio.Event()
 
     @property
     def is_ready(self) -> bool:
         """Whether it can take a pack."""
-        return self._ready.is_set()
+        return self.state == "ready"
+
+    @property
+    def has_given_up(self) -> bool:
+        """Whether no shard will come again."""
+        return self.state == "failed"
 
     @property
     def report(self) -> ShardReport:
@@ -85,8 +102,10 @@ class Worker:
         await self._bring_up()
 
     async def wait_ready(self) -> None:
-        """Wait until a shard is there to take a pack; for ever if the worker has given up."""
-        await self._ready.wait()
+        """Wait until a shard is there to take a pack. Raises WorkerGone if none will be."""
+        await self._settled.wait()
+        if self.has_given_up:
+            raise WorkerGone
 
     async def run(self, request: PackRequest) -> PackReply:
         """Encode a pack. Raises PackFailed, or ShardDied after having begun to replace the shard."""
@@ -116,7 +135,8 @@ class Worker:
 
     def stop(self) -> None:
         """End the shard."""
-        self._ready.clear()
+        self.state = "stopped"
+        self._settled.clear()
         if self._replacing is not None:
             self._replacing.cancel()
         self._shard.kill()
@@ -130,15 +150,15 @@ class Worker:
         async with asyncio.timeout(self._config.capture_timeout_s):
             self._report = await self._shard.capture()
         self.state = "ready"
-        self._ready.set()
+        self._settled.set()
 
     def _replace(self, shard: ShardHandle, reason: str) -> None:
         """Kill the shard and bring up another in the background; once, however many packs it failed."""
         if shard is not self._shard or not self.is_ready:
             return
         logger.warning("shard is replaced: %s", reason)
-        self._ready.clear()
         self.state = "restarting"
+        self._settled.clear()
         shard.kill()
         self._replacing = asyncio.create_task(self._bring_up_again())
 
@@ -158,4 +178,4 @@ class Worker:
     def _give_up(self) -> None:
         logger.error("the shard died %d times without one good pack", self._failures_in_a_row)
         self.state = "failed"
-        self.gave_up.set()
+        self._settled.set()

@@ -15,6 +15,7 @@ from tests.graphs.towers import (
     MERGE,
     DenseTower,
     FailingTower,
+    OverwritingTower,
     RaggedTower,
     captured,
     clip_batch,
@@ -42,6 +43,18 @@ def test_capture_goes_from_the_largest_rung_and_reports_progress() -> None:
     assert sizes == [4, 2, 1]
     assert steps == [(1, 3), (2, 3), (3, 3)]
     assert runner.ladder == dense_ladder(1, 2, 4)
+
+
+def test_every_rung_warms_up_on_zeros_also_after_a_tower_that_writes() -> None:
+    seen: list[bool] = []
+
+    class WatchedTower(OverwritingTower):
+        def forward(self, inputs: Mapping[str, torch.Tensor], metadata: Metadata) -> torch.Tensor:
+            seen.append(bool(inputs["patches"].any()))
+            return super().forward(inputs, metadata)
+
+    captured(WatchedTower(), LADDER)
+    assert seen == [False] * 3
 
 
 @pytest.mark.parametrize("failing", range(3))
@@ -74,9 +87,9 @@ def test_an_item_of_a_dropped_rung_runs_eagerly_and_says_so() -> None:
 
 
 def test_the_memory_of_a_dropped_largest_rung_is_given_back() -> None:
-    tower = FailingTower(MERGE * 16)
-    runner = captured(tower, LADDER)
-    assert runner.static_bytes < captured(RaggedTower(), LADDER).static_bytes
+    runner = captured(FailingTower(MERGE * 16), LADDER)
+    assert runner.static_bytes == captured(RaggedTower(), LADDER[:2]).static_bytes
+    assert CpuRunner(RaggedTower(), LADDER).static_bytes == 0
 
 
 def test_no_rung_at_all_is_an_error_that_names_every_failure() -> None:

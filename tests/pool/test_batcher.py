@@ -148,10 +148,11 @@ async def test_several_takers_get_disjoint_jobs_and_none_is_lost() -> None:
     assert sorted(map(id, taken)) == sorted(map(id, jobs))
 
 
-async def test_failing_all_ends_every_queued_job() -> None:
+async def test_closing_ends_every_queued_job_and_every_later_one() -> None:
     batcher = Batcher(Clock())
     jobs = [batcher.submit(item(), 10.0) for _ in range(3)]
-    batcher.fail_all(Unavailable("gone"))
+    batcher.close(Unavailable("gone"))
+    jobs.append(batcher.submit(item(), 10.0))
     for job in jobs:
         with pytest.raises(Unavailable):
             job.future.result()

@@ -1,11 +1,12 @@
 import asyncio
+from contextlib import suppress
 
 import pytest
 
 from encoder_pool.config import ShardConfig
 from encoder_pool.pool import worker as worker_module
 from encoder_pool.pool.messages import PackRequest
-from encoder_pool.pool.worker import PackFailed, ShardDied, Worker
+from encoder_pool.pool.worker import PackFailed, ShardDied, Worker, WorkerGone
 from tests.pool.fake_shard import Factory, FakeShard
 
 PACK = PackRequest(0, 0, ())
@@ -23,10 +24,8 @@ async def started(factory: Factory, **values: float) -> Worker:
 
 async def settled(worker: Worker) -> None:
     """Wait until the worker is ready or has given up."""
-    waits = [asyncio.create_task(worker.wait_ready()), asyncio.create_task(worker.gave_up.wait())]
-    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED, timeout=5)
-    for wait in waits:
-        wait.cancel()
+    with suppress(WorkerGone):
+        await asyncio.wait_for(worker.wait_ready(), timeout=5)
 
 
 async def test_a_worker_is_ready_only_when_its_shard_has_captured() -> None:
@@ -107,7 +106,7 @@ async def test_a_shard_that_never_comes_up_again_makes_the_worker_give_up() -> N
     with pytest.raises(ShardDied):
         await worker.run(PACK)
     await settled(worker)
-    assert worker.gave_up.is_set()
+    assert worker.has_given_up
     assert worker.state == "failed"
     assert worker.restarts == 2
 
@@ -122,7 +121,7 @@ async def test_a_good_pack_forgets_earlier_deaths() -> None:
         await settled(worker)
         await worker.run(PACK)
     assert worker.restarts == 5
-    assert not worker.gave_up.is_set()
+    assert not worker.has_given_up
 
 
 async def test_deaths_without_a_good_pack_between_them_add_up() -> None:
@@ -133,7 +132,7 @@ async def test_deaths_without_a_good_pack_between_them_add_up() -> None:
         with pytest.raises(ShardDied):
             await worker.run(PACK)
         await settled(worker)
-    assert worker.gave_up.is_set()
+    assert worker.has_given_up
 
 
 async def test_a_health_check_finds_an_idle_shard_dead_and_replaces_it() -> None:

@@ -83,7 +83,7 @@ def stop(process: subprocess.Popen[str]) -> None:
     """Ask the service to end, and see that it and its whole family do."""
     family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
     process.send_signal(signal.SIGINT)
-    process.wait(STOP_S)
+    process.communicate(timeout=STOP_S)
     _, alive = psutil.wait_procs(family, timeout=10)
     assert not alive, f"left behind: {[child.name() for child in alive]}"
 

@@ -1,0 +1,162 @@
+"""Failures injected into a real service whose tower misbehaves on demand: it recovers by itself each time."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Iterator
+
+import httpx
+import numpy as np
+import psutil
+import pytest
+
+from encoder_pool.client import AsyncEncoderClient
+from tests.service.running import Service, kill, serving, wait_until
+from tests.toy import DIES, HANGS, NOT_FINITE, RAISES, SLOW, expected, toy
+
+pytestmark = pytest.mark.service
+
+CONFIG = """
+proxy_location: HeadOnly
+http_options: {host: 127.0.0.1}
+applications:
+  - name: toys
+    route_prefix: /image
+    import_path: encoder_pool.builder:build_app
+    args:
+      model: {name: toy, adapter: "tests.toy:ToyAdapter", checkpoint: CHECKPOINT}
+      ladder: {min: 1, max: 8}
+      queue: {max_requests: 64, deadline_s: 30}
+      shard: {cpus: 0.4, pack_timeout_s: 2, max_restarts: 5}
+      replica: {cpus: 0.4}
+"""
+
+
+@pytest.fixture(scope="module")
+def toys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    folder = tmp_path_factory.mktemp("toys")
+    (folder / "config.json").write_text("{}")
+    file = folder / "toys.yaml"
+    file.write_text(CONFIG.replace("CHECKPOINT", str(folder)))
+    with serving(file) as service:
+        yield service
+
+
+async def _post(client: httpx.AsyncClient, url: str, items: list[bytes]) -> httpx.Response:
+    parts = [
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{_base64(item)}"}}
+        for item in items
+    ]
+    body = {"model": "toy", "input": parts, "encoding_format": "float"}
+    return await client.post(f"{url}/v1/encode", json=body)
+
+
+def _base64(data: bytes) -> str:
+    import base64
+
+    return base64.b64encode(data).decode()
+
+
+def assert_rows(reply: httpx.Response, *values: int) -> None:
+    assert reply.status_code == 200, reply.text
+    for entry, value in zip(reply.json()["data"], values, strict=True):
+        np.testing.assert_array_equal(np.array(entry["embedding"]), expected(value))
+
+
+def encode_many(url: str, requests: list[list[bytes]]) -> list[httpx.Response]:
+    async def run() -> list[httpx.Response]:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(timeout=60, limits=limits) as client:
+            return await asyncio.gather(*(_post(client, url, items) for items in requests))
+
+    return asyncio.run(run())
+
+
+def test_embeddings_of_many_requests_at_once_are_never_mixed_up(toys: Service) -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(10):
+        values = [rng.integers(0, 256, rng.integers(1, 6)).tolist() for _ in range(60)]
+        replies = encode_many(toys.image, [[toy(value) for value in request] for request in values])
+        for reply, request in zip(replies, values, strict=True):
+            assert_rows(reply, *request)
+    assert toys.info(toys.image)["counters"]["mean_batch"] > 1
+
+
+@pytest.mark.parametrize(("fault", "code"), [(RAISES, "encode_failed"), (NOT_FINITE, "not_finite")])
+def test_a_bad_item_fails_alone(toys: Service, fault: int, code: str) -> None:
+    requests = [[toy(value)] for value in range(40)]
+    requests[20] = [toy(1), toy(2, fault)]
+    replies = encode_many(toys.image, requests)
+    for value, reply in enumerate(replies):
+        if value != 20:
+            assert_rows(reply, value)
+    assert replies[20].status_code == 500
+    error = replies[20].json()["error"]
+    assert (error["code"], error["param"]) == (code, "input[1].image_url.url")
+    assert replies[20].headers["x-should-retry"] == "false"
+
+
+@pytest.mark.parametrize("fault", [HANGS, DIES])
+def test_an_item_that_hangs_or_kills_the_shard_fails_alone_and_the_shard_is_replaced(
+    toys: Service, fault: int
+) -> None:
+    before = toys.shard_pid(toys.image)
+    requests = [[toy(value)] for value in range(12)]
+    requests[5] = [toy(5, fault)]
+    replies = encode_many(toys.image, requests)
+    for value, reply in enumerate(replies):
+        if value != 5:
+            assert_rows(reply, value)
+    assert replies[5].status_code == 500
+    assert replies[5].json()["error"]["code"] == "encode_failed"
+    assert toys.shard_pid(toys.image) != before
+    assert not psutil.pid_exists(before)
+
+
+def test_a_killed_shard_under_load_costs_no_request(toys: Service) -> None:
+    pid = toys.shard_pid(toys.image)
+    killer = threading.Timer(0.3, kill, [pid])
+    killer.start()
+    replies = encode_many(toys.image, [[toy(value, SLOW)] for value in range(40)])
+    killer.join()
+    for value, reply in enumerate(replies):
+        assert_rows(reply, value)
+    info = toys.info(toys.image)
+    assert info["workers"][0]["pid"] != pid
+    assert info["held"] == {"requests": 0, "tokens": 0, "bytes": 0, "queued_items": 0}
+
+
+def test_an_idle_shard_that_is_killed_is_replaced_before_anybody_asks(toys: Service) -> None:
+    pid = toys.shard_pid(toys.image)
+    kill(pid)
+    wait_until(lambda: toys.shard_pid(toys.image) != pid, 30)
+    wait_until(lambda: httpx.get(f"{toys.image}/ready").status_code == 200, 30)
+
+
+def test_a_killed_replica_is_replaced_and_takes_its_shard_with_it(toys: Service) -> None:
+    shard = toys.shard_pid(toys.image)
+    replica = psutil.Process(shard).parent()
+    assert replica is not None
+    family = psutil.Process(toys.process.pid).children(recursive=True)
+    (pid,) = [child.pid for child in family if "EncoderPool" in " ".join(child.cmdline())]
+    outcomes: Counter[str] = Counter()
+
+    async def load() -> None:
+        async with AsyncEncoderClient(toys.image, timeout_s=60, max_retries=8) as client:
+            calls = [client.encode(_toy_png(value)) for value in range(20)]
+            for result in await asyncio.gather(*calls, return_exceptions=True):
+                outcomes[type(result).__name__] += 1
+
+    killer = threading.Timer(0.2, kill, [pid])
+    killer.start()
+    asyncio.run(load())
+    killer.join()
+    assert outcomes == {"list": 20}
+    wait_until(lambda: not psutil.pid_exists(shard), 20)
+
+
+def _toy_png(value: int) -> bytes:
+    """Bytes whose first is a PNG's and whose second is no fault: the toy reads nothing else."""
+    return b"\x89PNG\r\n\x1a\n" + bytes(8) + bytes([value])
