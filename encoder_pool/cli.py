@@ -69,7 +69,9 @@ def _parser() -> argparse.ArgumentParser:
 
     encode = commands.add_parser("encode", help="encode media files with a running service")
     encode.add_argument("media", nargs="+", type=Path)
-    encode.add_argument("--url", required=True, help="base URL of a model, e.g. http://127.0.0.1:8000/image")
+    encode.add_argument(
+        "--url", required=True, type=_url, help="base URL of a model, e.g. http://127.0.0.1:8000/image"
+    )
     encode.add_argument("--out", type=_target, help="write the embeddings to this safetensors file")
     encode.set_defaults(run=_encode)
 
@@ -96,6 +98,12 @@ def _port(text: str) -> int:
     if not 1 <= port <= 65535:
         raise argparse.ArgumentTypeError(f"{port} is no port; they are 1 to 65535")
     return port
+
+
+def _url(text: str) -> str:
+    if not text.startswith(("http://", "https://")):
+        raise argparse.ArgumentTypeError(f"{text} is no URL; it starts with http:// or https://")
+    return text
 
 
 def _target(text: str) -> Path:

@@ -72,7 +72,8 @@ def cosine_matrix(items: Sequence[EncodedItem]) -> npt.NDArray[np.float32]:
 
 def nearest_neighbours(cosines: npt.NDArray[np.float32]) -> list[int]:
     """Per item, the most similar other item."""
-    others = cosines - 2 * np.eye(len(cosines), dtype=np.float32)
+    others = cosines.copy()
+    np.fill_diagonal(others, -np.inf)
     nearest: list[int] = others.argmax(axis=1).tolist()
     return nearest
 

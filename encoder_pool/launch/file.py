@@ -55,7 +55,7 @@ class ServiceFile:
 class HttpOptions(Section):
     """The keys of `http_options`; defaults are Serve's."""
 
-    host: str = "127.0.0.1"
+    host: str = "0.0.0.0"
     port: int = Field(8000, ge=1, le=65535)
     root_path: Passed = None
     request_timeout_s: Passed = None

@@ -45,7 +45,8 @@ def running(service: ServiceFile, show: Show, start_timeout_s: float) -> Iterato
     try:
         with show() as progress:
             progress("starting Ray", None)
-            _start_ray()
+            with _own_sigterm():
+                _start_ray()
             progress("starting Ray Serve", None)
             _deploy(schema)
             _wait(service, progress, start_timeout_s)
@@ -53,10 +54,16 @@ def running(service: ServiceFile, show: Show, start_timeout_s: float) -> Iterato
     finally:
         with show() as progress, _uninterrupted():
             progress("stopping", None)
-            # Ray prints there that the controller, which it has just killed, is dead.
-            with contextlib.redirect_stdout(io.StringIO()):
-                serve.shutdown()
-                ray.shutdown()
+            _stop()
+
+
+def _stop() -> None:
+    if not ray.is_initialized():
+        return  # interrupted early: asked to shut down, Serve would start a cluster to do it on
+    # Ray prints there that the controller, which it has just killed, is dead.
+    with contextlib.redirect_stdout(io.StringIO()):
+        serve.shutdown()
+        ray.shutdown()
 
 
 @contextlib.contextmanager
@@ -67,6 +74,14 @@ def _uninterrupted() -> Iterator[None]:
     yield
     for number, handler in zip(numbers, handlers, strict=True):
         signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Keep the process's handler: Ray puts one in its place that aborts the process."""
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, handler)
 
 
 def _start_ray() -> None:

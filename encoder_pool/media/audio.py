@@ -3,7 +3,7 @@
 Nothing a header claims is believed: seconds, packets and bytes are counted while decoding, and decoding
 stops at the first count over its limit. FFmpeg sees one demuxer (that of the sniffed format), a short list
 of decoders, and no tags: compressed ID3 tags unpack to a thousand times their size before any limit counts.
-A clip that was cut short gives what is there; damage with sound after it is an error.
+A clip that was cut short gives what is there; damage that a decoder notices before the end is an error.
 """
 
 from __future__ import annotations
@@ -52,20 +52,7 @@ _DEMUXERS = {
     WEBM: "matroska",
     MATROSKA: "matroska",
 }
-_PCM = (
-    "u8",
-    "s16le",
-    "s16be",
-    "s24le",
-    "s24be",
-    "s32le",
-    "s32be",
-    "f32le",
-    "f32be",
-    "f64le",
-    "alaw",
-    "mulaw",
-)
+_PCM = ("u8", "s16le", "s24le", "s32le", "f32le", "f64le", "s16be", "s24be", "s32be", "alaw", "mulaw")
 _CODECS = ("aac", "alac", "flac", "mp3", "mp3float", "opus", "vorbis", *(f"pcm_{kind}" for kind in _PCM))
 _OPTIONS = {"codec_whitelist": ",".join(_CODECS), "max_streams": "8"}
 
@@ -76,8 +63,8 @@ _DAMAGED_PACKETS = 64
 _WAV_CHUNKS = 1_000
 _NANOSECONDS = 1_000_000_000
 
-# An MP4 of 33 KB can claim a table of 80 million samples, for which FFmpeg allocates 3 GB. It has no limit
-# of a file for this, only one of the process, on a single block; that of ten hours of AAC stays below it.
+# An MP4 of 33 KB can claim a table of 80 million packets, for which FFmpeg allocates 3 GB. Its only limit for
+# this is one of the process, on a single block; the table of ten hours of AAC stays below it.
 ctypes.CDLL(av.error.__file__).av_max_alloc(ctypes.c_size_t(64 * 1024 * 1024))
 
 
@@ -143,7 +130,8 @@ def _blocks(data: bytes, found: Format, limits: LimitsConfig) -> Iterator[_Block
             first_rate = first_rate or frame.sample_rate
             if frame.sample_rate != first_rate or first_rate not in _SAMPLE_RATES:
                 raise UndecodableMedia(
-                    f"the sample rate must be one from {_SAMPLE_RATES.start} to {_SAMPLE_RATES.stop - 1} Hz"
+                    "the sample rate must stay the same throughout, and lie between "
+                    f"{_SAMPLE_RATES.start} and {_SAMPLE_RATES.stop - 1} Hz"
                 )
             elapsed += frame.samples * _NANOSECONDS // first_rate
             _check_elapsed(elapsed, limits)
@@ -169,9 +157,6 @@ def _audio_stream(container: InputContainer) -> AudioStream:
         raise UnsupportedMedia(f"the audio codec is not supported; supported: {', '.join(_CODECS)}")
     # The replica's own threads are the parallelism.
     codec.thread_count = 1
-    if codec.name == "flac":
-        # Its frames carry checksums, at which FFmpeg does not look unless asked.
-        codec.options = {"err_detect": "crccheck+explode"}
     return stream
 
 

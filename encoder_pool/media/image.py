@@ -93,7 +93,7 @@ def _open(data: bytes, found: Format, limits: LimitsConfig) -> ImageFile.ImageFi
     try:
         image = _OPENERS[found](io.BytesIO(data))
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        # Only a GIF whose first picture exceeds its own canvas gets here.
+        # A GIF whose first picture exceeds its own canvas: the one size that no header field tells us.
         raise TooLarge(
             f"the image's first picture is larger than its canvas; the limit is {limits.max_image_pixels} "
             "pixels (limits.max_image_pixels)"

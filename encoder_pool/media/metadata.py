@@ -19,7 +19,8 @@ _END_OF_IMAGE, _COMMENT, _EXIF = 0xD9, 0xFE, 0xE1
 # APP0 (JFIF) and APP14 (Adobe) say which colours the samples stand for; the other APPn describe.
 _DESCRIBING = frozenset((*range(0xE1, 0xEE), 0xEF, _COMMENT))
 _EXIF_PREFIX = b"Exif\x00\x00"
-_ORIENTATION, _SHORT = 0x0112, 3
+_ORIENTATION = 0x0112
+_SHORT, _LONG = 3, 4
 # Exif, GPS and interoperability (EXIF 2.3 section 4.6.3).
 _SUBDIRECTORIES = frozenset((0x8769, 0x8825, 0xA005))
 _STRUCT_ORDER = {"little": "<", "big": ">"}
@@ -81,6 +82,12 @@ def tiff_entries(tiff: bytes) -> Iterator[Entry]:
             yield Entry(tag, kind, values, field, at)
 
 
+def tiff_number(tiff: bytes, entry: Entry) -> int | None:
+    """The value of an entry that is a single 16 or 32 bit number."""
+    size = {_SHORT: 2, _LONG: 4}.get(entry.kind, 0)
+    return int.from_bytes(entry.field[:size], tiff_order(tiff)) if size and entry.values == 1 else None
+
+
 def plain_tiff(tiff: bytes) -> bytes:
     """The TIFF with its pointers to directories of metadata made unreadable."""
     plain = bytearray(tiff)
@@ -94,7 +101,7 @@ def orientation(exif: bytes) -> int:
     """The orientation, 1 to 8, that an EXIF block holds; 1 if there is none or it is broken."""
     tiff = exif.removeprefix(_EXIF_PREFIX)
     for entry in tiff_entries(tiff):
-        if (entry.tag, entry.kind, entry.values) == (_ORIENTATION, _SHORT, 1):
-            value = int.from_bytes(entry.field[:2], tiff_order(tiff))
-            return value if 1 <= value <= 8 else 1
+        if entry.tag == _ORIENTATION:
+            value = tiff_number(tiff, entry) or 1
+            return value if value <= 8 else 1
     return 1

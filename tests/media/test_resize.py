@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import io
+
 import numpy as np
 import pytest
 from PIL import Image
 from transformers.models.bit.image_processing_pil_bit import BitImageProcessorPil
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
+from encoder_pool.config import LimitsConfig
+from encoder_pool.core import Media, Modality
+from encoder_pool.media.image import decode_image
 from encoder_pool.media.resize import Pixels, ShortestEdgeThenCrop
 from tests.odd_media import photo
 
@@ -64,3 +69,10 @@ def test_clip_has_the_same_rule() -> None:
     pixels = photo(300, 211)
     rule = ShortestEdgeThenCrop(224, 224, 224, Image.Resampling.BICUBIC)
     np.testing.assert_array_equal(rule(pixels), reference(pixels, rule, CLIPImageProcessorPil))
+
+
+def test_a_real_photo_is_equal_to_the_reference(photo: bytes) -> None:
+    ours, _ = decode_image(Media(Modality.IMAGE, photo, "input[0]"), LimitsConfig())
+    pillows = np.array(Image.open(io.BytesIO(photo)).convert("RGB"))
+    np.testing.assert_array_equal(ours, pillows)
+    np.testing.assert_array_equal(DINO(ours), reference(pillows, DINO))

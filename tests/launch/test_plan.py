@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from encoder_pool.config import PoolConfig
+from encoder_pool.core import Cost, Rung
+from encoder_pool.launch.errors import ConfigError
+from encoder_pool.launch.file import read_service_file
+from encoder_pool.launch.plan import QUEUE_DEPTHS, PoolPlan, expected_padding, plan_pool, plan_service
+from encoder_pool.pool.sizing import Sizing, size_pool
+from tests.launch.toy_service import toy_args, toy_document, toy_entry, write
+from tests.toy import ToyAdapter
+
+
+def planned(folder: Path, **sections: Any) -> PoolPlan:
+    return plan_pool(PoolConfig.model_validate(toy_args(folder, **sections)))
+
+
+def sizing_of(*budgets: int) -> Sizing:
+    ladder = tuple(Rung(budget, Cost(budget, budget, budget)) for budget in budgets)
+    return Sizing(ladder, ladder[-1].capacity, slots=2, input_bytes=0, output_bytes=0)
+
+
+def test_a_plan_is_sized_as_the_service_will_be(tmp_path: Path) -> None:
+    plan = planned(tmp_path)
+    assert plan.sizing == size_pool(plan.config, ToyAdapter(tmp_path))
+    assert plan.unit == "items"
+
+
+def test_weights_are_all_safetensors_of_the_checkpoint(tmp_path: Path) -> None:
+    planned(tmp_path)
+    (tmp_path / "checkpoint" / "model-1.safetensors").write_bytes(bytes(1000))
+    (tmp_path / "checkpoint" / "model-2.safetensors").write_bytes(bytes(24))
+    (tmp_path / "checkpoint" / "other.bin").write_bytes(bytes(1000))
+    assert planned(tmp_path).weight_bytes == 1024
+
+
+def test_cpus_and_memory_are_those_of_all_first_replicas(tmp_path: Path) -> None:
+    scaling = {"min_replicas": 2, "max_replicas": 4}
+    plan = planned(tmp_path, scaling=scaling, replica={"cpus": 0.5}, shard={"cpus": 2})
+    (tmp_path / "checkpoint" / "model.safetensors").write_bytes(bytes(1000))
+    heavier = planned(tmp_path, scaling=scaling)
+    assert plan.num_replicas == 2
+    assert plan.cpus == 5.0
+    assert plan.host_bytes == 2 * plan.sizing.ring_bytes
+    assert heavier.host_bytes == 2 * (heavier.sizing.ring_bytes + 1000)
+
+
+@pytest.mark.parametrize(
+    ("budgets", "depth", "share"),
+    [
+        ((4,), 1, 3 / 4),
+        ((4,), 3, 1 / 4),
+        ((4,), 4, 0.0),
+        ((4,), 5, 3 / 8),
+        ((1, 2, 4), 3, 0.0),
+        ((2, 4), 7, 1 / 8),
+    ],
+)
+def test_padding_is_the_share_of_rows_that_belong_to_nobody(
+    budgets: tuple[int, ...], depth: int, share: float
+) -> None:
+    assert expected_padding(sizing_of(*budgets), Cost(1, 1, 1), depth) == pytest.approx(share)
+
+
+def test_an_item_beyond_the_ladder_is_run_at_its_own_shape_without_padding() -> None:
+    assert expected_padding(sizing_of(4), Cost(6, 6, 6), 3) == 0.0
+
+
+def test_a_plan_shows_padding_for_short_and_long_queues(tmp_path: Path) -> None:
+    assert tuple(planned(tmp_path).padding) == QUEUE_DEPTHS
+
+
+def test_a_service_has_a_plan_for_each_application_in_order(tmp_path: Path) -> None:
+    entries = [toy_entry(tmp_path, "one"), toy_entry(tmp_path, "two", ladder={"budgets": [3]})]
+    plans = plan_service(read_service_file(write(tmp_path, toy_document(tmp_path, *entries))))
+    assert [plan.sizing.ladder[-1].budget for plan in plans] == [4, 3]
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"ladder": {"min": 8, "max": 4}}, r"ladder\.min \(8\) is above ladder\.max \(4\)"),
+        ({"model": {"adapter": "dino"}}, r"model\.adapter 'dino' is unknown"),
+        ({"model": {"adapter": "tests.toy:Nothing"}}, r"model\.adapter .* has no class Nothing"),
+        ({"model": {"checkpoint": "/nowhere"}}, r"model\.checkpoint '/nowhere' is no checkpoint"),
+        ({"model": {"checkpoint": "builtin:none"}}, r"model\.checkpoint 'builtin:none' is unknown"),
+        ({"model": {"adapter": "dinov2"}}, r"model\.checkpoint: .*config\.json: key 'model_type'"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_file_application_and_key(
+    tmp_path: Path, sections: dict[str, Any], message: str
+) -> None:
+    entries = [toy_entry(tmp_path, "one"), toy_entry(tmp_path, "two", **sections)]
+    path = write(tmp_path, toy_document(tmp_path, *entries))
+    with pytest.raises(ConfigError, match=rf"service\.yaml: application 'two': {message}"):
+        plan_service(read_service_file(path))

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from encoder_pool.config import LimitsConfig, PoolConfig
+from encoder_pool.core import Cost, Media, Modality
+from encoder_pool.pool.messages import ALIGNMENT, lay_out
+from encoder_pool.pool.sizing import Sizing, size_pool
+from tests.toy import TOKENS, WIDTH, ToyAdapter, toy
+
+
+def sized(model: dict[str, str] | None = None, **sections: Any) -> Sizing:
+    named = {"name": "toy", "adapter": "tests.toy:ToyAdapter", "checkpoint": "unused", **(model or {})}
+    document = {"model": named, "ladder": {"min": 1, "max": 8}, **sections}
+    return size_pool(PoolConfig.model_validate(document), ToyAdapter(Path()))
+
+
+def test_the_largest_item_is_the_top_rung_unless_more_may_run_eagerly() -> None:
+    assert sized().largest_item == Cost(8, 8 * TOKENS, 8)
+    assert sized(ladder={"min": 1, "max": 8, "eager_max": 8}).largest_item == Cost(8, 8 * TOKENS, 8)
+    assert sized(ladder={"min": 1, "max": 8, "eager_max": 11}).largest_item == Cost(11, 11 * TOKENS, 11)
+
+
+def test_an_eager_item_does_not_change_the_ladder() -> None:
+    budgets = [rung.budget for rung in sized(ladder={"min": 1, "max": 8, "eager_max": 11}).ladder]
+    assert budgets == [1, 2, 4, 8]
+
+
+def test_a_slot_holds_the_largest_item_and_its_rows() -> None:
+    sizing = sized(ladder={"min": 1, "max": 8, "eager_max": 10})
+    assert sizing.input_bytes == 10 * 2 + 10 * ALIGNMENT
+    assert sizing.output_bytes == 10 * TOKENS * WIDTH * 4
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("float16", 2), ("bfloat16", 2)])
+def test_rows_take_the_bytes_of_their_type(dtype: str, size: int) -> None:
+    assert sized({"dtype": dtype}).output_bytes == 8 * TOKENS * WIDTH * size
+
+
+def test_a_ring_has_a_slot_for_every_pack_in_flight() -> None:
+    sizing = sized(queue={"packs_in_flight": 3})
+    assert sizing.slots == 3
+    assert sizing.ring_bytes == 3 * (sizing.input_bytes + sizing.output_bytes)
+
+
+def test_a_pack_that_fills_the_top_rung_fits_its_slot() -> None:
+    sizing = sized()
+    item = ToyAdapter(Path()).prepare(Media(Modality.IMAGE, toy(1), ""), LimitsConfig())
+    layouts = lay_out([item] * 8, np.zeros(sizing.input_bytes, np.uint8))
+    assert Cost.total(layout.cost for layout in layouts) == sizing.largest_item
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        (
+            {"ladder": {"min": 1, "max": 8, "eager_max": 4}},
+            r"ladder\.eager_max \(4\) is below the largest budget \(8\)",
+        ),
+        (
+            {"queue": {"max_tokens": 8 * TOKENS - 1}},
+            r"queue\.max_tokens \(23\) is below the largest item \(24 tokens\)",
+        ),
+        (
+            {"queue": {"max_tokens": 24}, "ladder": {"min": 1, "max": 8, "eager_max": 9}},
+            r"queue\.max_tokens \(24\) is below the largest item \(27 tokens\)",
+        ),
+        ({"ladder": {"min": 8, "max": 4}}, r"ladder\.min \(8\) is above ladder\.max \(4\)"),
+        ({"ladder": {"budgets": [4, 2]}}, r"ladder\.budgets must be ascending"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_the_key(sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        sized(**sections)
+
+
+def test_a_queue_that_just_holds_the_largest_item_is_enough() -> None:
+    assert sized(queue={"max_tokens": 8 * TOKENS}).largest_item.out_rows == 8 * TOKENS

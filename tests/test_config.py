@@ -1,0 +1,181 @@
+"""The rules of the configuration, checked on every section and every key there is."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+import encoder_pool
+from encoder_pool import config
+from encoder_pool.config import LadderConfig, LimitsConfig, ModelConfig, PoolConfig, QueueConfig, Section
+
+PACKAGE = Path(encoder_pool.__file__).parent
+SECTIONS = [
+    kind
+    for kind in vars(config).values()
+    if isinstance(kind, type) and issubclass(kind, Section) and kind is not Section
+]
+MAY_BE_ZERO = {"max_restarts"}
+
+
+def document(**sections: Any) -> dict[str, Any]:
+    """The shortest valid configuration, and these sections."""
+    model = {"name": "toy", "adapter": "dinov2", "checkpoint": "builtin:vit-s14"}
+    return {"model": model, "ladder": {"min": 1, "max": 4}, **sections}
+
+
+def required(section: type[Section]) -> dict[str, Any]:
+    """Valid values for the section's keys that have no default."""
+    whole = document()
+    if section is PoolConfig:
+        return whole
+    return dict(whole.get(section_name(section), {}))
+
+
+def section_name(section: type[Section]) -> str:
+    return next(name for name, field in PoolConfig.model_fields.items() if field.annotation is section)
+
+
+KEYS = [(section, name) for section in SECTIONS for name in section.model_fields]
+NUMBERS = [
+    (section, name)
+    for section, name in KEYS
+    if isinstance(section.model_fields[name].default, int | float) or section is LadderConfig
+]
+
+
+def complaint(values: dict[str, Any]) -> str:
+    with pytest.raises(ValidationError) as caught:
+        PoolConfig.model_validate(values)
+    return str(caught.value)
+
+
+def test_every_section_is_reachable_from_the_pool() -> None:
+    reachable = {field.annotation for field in PoolConfig.model_fields.values()}
+    assert reachable == {section for section in SECTIONS if section is not PoolConfig}
+
+
+@pytest.mark.parametrize(("section", "key"), KEYS)
+def test_a_misspelt_key_is_refused_and_the_nearest_named(section: type[Section], key: str) -> None:
+    with pytest.raises(ValidationError, match=f"unknown key '{key}x'; did you mean '{key}'"):
+        section.model_validate({**required(section), f"{key}x": 1})
+
+
+def test_a_key_that_is_like_none_is_refused_and_all_known_ones_named() -> None:
+    message = complaint(document(queue={"zzz": 1}))
+    assert "unknown key 'zzz'; known: " + ", ".join(QueueConfig.model_fields) in message
+
+
+def test_a_key_that_is_no_text_is_refused_too() -> None:
+    assert "unknown key '1'" in complaint(document(queue={1: 1}))
+
+
+@pytest.mark.parametrize(("section", "key"), [pair for pair in KEYS if pair[0] is not PoolConfig])
+def test_every_key_is_described_in_a_sentence(section: type[Section], key: str) -> None:
+    description = section.model_fields[key].description
+    assert description is not None
+    assert description.endswith(".")
+    assert description.isascii()
+
+
+@pytest.mark.parametrize(("section", "key"), KEYS)
+def test_nothing_can_be_changed(section: type[Section], key: str) -> None:
+    settings = section.model_validate(required(section))
+    with pytest.raises(ValidationError, match="frozen"):
+        setattr(settings, key, getattr(settings, key))
+
+
+@pytest.mark.parametrize(("section", "key"), NUMBERS)
+def test_a_number_that_counts_or_measures_must_be_positive(section: type[Section], key: str) -> None:
+    for value in (-1,) if key in MAY_BE_ZERO else (-1, 0):
+        with pytest.raises(ValidationError, match=rf"(?m)^{key}\b"):
+            section.model_validate({**required(section), key: value})
+
+
+def test_a_section_left_out_is_one_left_empty() -> None:
+    optional = [name for name, field in PoolConfig.model_fields.items() if not field.is_required()]
+    assert "queue" in optional
+    empty: dict[str, Any] = {name: {} for name in optional}
+    assert PoolConfig.model_validate(document(**empty)) == PoolConfig.model_validate(document())
+
+
+def test_defaults_are_valid_values_of_their_keys() -> None:
+    settings = PoolConfig.model_validate(document())
+    assert PoolConfig.model_validate(settings.model_dump(mode="json")) == settings
+
+
+def test_defaults_stand_here_only() -> None:
+    """Nobody else makes a section from values of its own, and so no second default can exist."""
+    names = {section.__name__ for section in SECTIONS}
+    made = [
+        f"{path.relative_to(PACKAGE)}:{node.lineno}"
+        for path in PACKAGE.rglob("*.py")
+        if path.name != "config.py"
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names
+    ]
+    assert not made
+
+
+def test_model_and_ladder_have_no_default() -> None:
+    message = complaint({})
+    assert "model\n  Field required" in message
+    assert "ladder\n  Field required" in message
+
+
+@pytest.mark.parametrize(
+    ("sections", "parts"),
+    [
+        ({"ladder": {"min": 1}}, ["ladder needs 'min' and 'max', or 'budgets'"]),
+        ({"ladder": {"max": 1}}, ["ladder needs 'min' and 'max', or 'budgets'"]),
+        ({"ladder": {}}, ["ladder needs 'min' and 'max', or 'budgets'"]),
+        ({"ladder": {"budgets": [1], "min": 1}}, ["'budgets'", "'min'", "'max'", "not both"]),
+        (
+            {"ladder": {"budgets": [1], "rungs_per_octave": 2}},
+            ["'budgets'", "'rungs_per_octave'", "not both"],
+        ),
+        ({"ladder": {"budgets": []}}, ["ladder.budgets is empty"]),
+        (
+            {"scaling": {"min_replicas": 3, "max_replicas": 2}},
+            ["scaling.max_replicas (2)", "scaling.min_replicas (3)"],
+        ),
+    ],
+)
+def test_keys_that_contradict_each_other_are_named(sections: dict[str, Any], parts: list[str]) -> None:
+    message = complaint(document(**sections))
+    for part in parts:
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    "ladder", [{"min": 1, "max": 1}, {"min": 1, "max": 8, "rungs_per_octave": 4}, {"budgets": [1, 3]}]
+)
+def test_a_range_and_a_list_are_ladders(ladder: dict[str, Any]) -> None:
+    assert LadderConfig.model_validate(ladder).model_dump(exclude_none=True) == {
+        key: tuple(value) if isinstance(value, list) else value for key, value in ladder.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        (ModelConfig, "dtype", "float64"),
+        (ModelConfig, "device", "tpu"),
+        (ModelConfig, "name", ""),
+        (LimitsConfig, "max_aspect_ratio", 0.5),
+        (QueueConfig, "packs_in_flight", 5),
+        (LadderConfig, "rungs_per_octave", 17),
+        (LimitsConfig, "max_items", "many"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_at_its_key(section: type[Section], key: str, value: object) -> None:
+    with pytest.raises(ValidationError, match=rf"(?m)^{key}\n"):
+        section.model_validate({**required(section), key: value})
+
+
+def test_a_section_must_be_a_mapping() -> None:
+    assert "queue\n  Input should be a valid dictionary" in complaint(document(queue=[1]))

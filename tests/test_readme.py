@@ -1,0 +1,86 @@
+"""Every block of the README, run as it stands but for the port."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from encoder_pool.launch.host import free_port
+from tests.service.running import ROOT, STOP_S, Service
+
+pytestmark = pytest.mark.service
+
+README = (ROOT / "README.md").read_text()
+
+
+class Block(NamedTuple):
+    language: str
+    code: str
+
+
+BLOCKS = [Block(*match) for match in re.findall(r"^```(\w+)\n(.*?)^```$", README, re.M | re.S)]
+ON_SERVICE = [block for block in BLOCKS if not block.code.startswith("make ")]
+MAKE = [block.code.strip() for block in BLOCKS if block.code.startswith("make ")]
+
+
+def test_the_readme_has_the_blocks_that_a_newcomer_needs() -> None:
+    assert MAKE == ["make demo", "make test", "make serve"]
+    assert {block.language for block in BLOCKS} == {"bash", "python"}
+
+
+@pytest.mark.parametrize("block", ON_SERVICE, ids=lambda block: block.code.split("\n")[0][:40])
+def test_a_block_runs_against_the_service(block: Block, demo: Service, tmp_path: Path) -> None:
+    code = block.code.replace("http://127.0.0.1:8000", f"http://127.0.0.1:{demo.port}")
+    code = code.replace(".venv/bin/", f"{Path(sys.executable).parent}/")
+    code = code.replace("-o cat.safetensors", f"-o {tmp_path}/cat.safetensors")
+    shell = [sys.executable, "-c", code] if block.language == "python" else ["bash", "-euc", code]
+    run = subprocess.run(shell, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout or (tmp_path / "cat.safetensors").stat().st_size > 257 * 384 * 4
+    assert '"error"' not in run.stdout
+
+
+def make(command: str) -> subprocess.Popen[str]:
+    """The command with a port of its own, in the environment that runs the tests."""
+    environment = {**os.environ, "PORT": str(free_port())}
+    return subprocess.Popen(
+        [*command.split(), f"VENV={Path(sys.executable).parents[1]}"],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def test_make_demo_prints_and_draws() -> None:
+    picture = ROOT / "demo.png"
+    picture.unlink(missing_ok=True)
+    process = make("make demo")
+    output, _ = process.communicate(timeout=280)
+    assert process.returncode == 0, output
+    assert "5 of 5 photos have their own crop as nearest neighbour" in output
+    assert "speech: 1 item(s), 12.0 s, 600 tokens of 384 float32" in output
+    assert picture.stat().st_size > 100_000
+
+
+def test_make_serve_serves_until_it_is_told_to_stop() -> None:
+    process = make("make serve")
+    assert process.stdout is not None
+    assert any(line.startswith("serving") for line in process.stdout)
+    os.killpg(process.pid, signal.SIGINT)
+    process.communicate(timeout=STOP_S)
+
+
+def test_the_gate_runs_the_readmes_test_command() -> None:
+    assert "\nmake test\n" in (ROOT / ".ci" / "run").read_text()
+    dry = subprocess.run(["make", "-n", "test"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "pytest" in dry.stdout
