@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -19,7 +18,7 @@ from rich.console import Console
 
 from encoder_pool.launch.errors import HostUnfit, LaunchError
 from encoder_pool.launch.file import ServiceFile, read_service_file
-from encoder_pool.launch.host import Host, haproxy_environment, problems
+from encoder_pool.launch.host import Host, haproxy_environment, haproxy_folder, problems
 from encoder_pool.launch.plan import PoolPlan, plan_service
 from encoder_pool.launch.show import config_table, plan_table, progress_bar
 from encoder_pool.weights import BUILTIN, WeightsError, ensure
@@ -114,12 +113,11 @@ def _target(text: str) -> Path:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    with _service(arguments) as service:
+    with _service(arguments) as service, suppress(KeyboardInterrupt):
         for application in service.applications:
             out.print(f"{application.config.model.name}: {service.url(application)}/v1/encode")
         out.print("serving; Ctrl-C stops")
-        with suppress(KeyboardInterrupt):
-            threading.Event().wait()
+        threading.Event().wait()
     return 0
 
 
@@ -140,9 +138,9 @@ def _service(arguments: argparse.Namespace) -> Iterator[ServiceFile]:
         service = service.with_port(arguments.port)
     if found := problems(service, _plans(service), Host.this()):
         raise HostUnfit("\n".join(found))
-    with tempfile.TemporaryDirectory(prefix="encoder-pool-") as folder:
+    with haproxy_folder() as folder:
         if not arguments.no_haproxy:
-            os.environ.update(haproxy_environment(Path(folder), service.port, arguments.drain_s))
+            os.environ.update(haproxy_environment(folder, service.port, arguments.drain_s))
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         from encoder_pool.launch.service import running  # Ray reads the environment on import
 

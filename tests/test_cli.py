@@ -9,7 +9,8 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -241,20 +242,40 @@ def test_encoding_without_a_server_fails_and_says_so(tmp_path: Path) -> None:
     assert "refused" in ended.err
 
 
-def test_a_command_that_is_terminated_ends_quietly_and_leaves_nothing(tmp_path: Path) -> None:
+@contextmanager
+def started(path: Path, *more_paths: Path) -> Iterator[subprocess.Popen[str]]:
+    """`encoder-pool serve FILE`, which must have ended by the end of the block and have left no process."""
+    mark = uuid.uuid4().hex
+    python_path = ":".join(str(folder) for folder in (ROOT, *more_paths))
+    with subprocess.Popen(
+        [COMMAND, "serve", path, "--drain-s", "0.1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": python_path, MARK: mark},
+    ) as process:
+        yield process
+    assert not left_behind(mark)
+
+
+def test_a_command_that_is_terminated_before_it_serves_ends_quietly(tmp_path: Path) -> None:
     (tmp_path / "slow_adapter.py").write_text(SLOW_ADAPTER)
     entry = toy_entry(tmp_path, model={"adapter": "slow_adapter:Slow"})
-    path = write(tmp_path, toy_document(tmp_path, entry))
-    mark = uuid.uuid4().hex
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}", MARK: mark}
-    with subprocess.Popen(
-        [COMMAND, "serve", path], stderr=subprocess.PIPE, text=True, env=environment
-    ) as process:
+    with started(write(tmp_path, toy_document(tmp_path, entry)), tmp_path) as process:
         deadline = time.monotonic() + LIMIT_S
         while not (tmp_path / "checkpoint" / "constructing").exists():
             assert time.monotonic() < deadline
             time.sleep(0.02)
         process.send_signal(signal.SIGTERM)
-        _, err = process.communicate(timeout=LIMIT_S)
-    assert (process.returncode, err) == (130, "")
-    assert not left_behind(mark)
+        assert process.communicate(timeout=LIMIT_S) == ("", "")
+    assert process.returncode == 130
+
+
+@pytest.mark.service
+def test_a_service_that_is_terminated_ends_quietly_and_well(tmp_path: Path) -> None:
+    with started(write(tmp_path, toy_document(tmp_path, port=free_port()))) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("toy: http://127.0.0.1:")
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "")

@@ -18,9 +18,8 @@ import numpy.typing as npt
 
 from encoder_pool.core import Cost, Pack, Rung
 
-
 TIE = 1 + 1e-9
-"""Of plans that cost the same the one whose first pack is fuller: what is left is planned again, with more."""
+"""Of plans that cost the same the one whose first pack is fuller: the rest is planned again, with more."""
 
 
 @dataclass(frozen=True, slots=True)

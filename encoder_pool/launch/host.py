@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,6 +86,17 @@ def replica_ports(http_port: int) -> range:
         if not any(why_unbindable("127.0.0.1", port) for port in range(base, base + PORTS_PROBED)):
             return range(base, base + REPLICA_PORTS.step)
     raise OSError("no range of free ports for Serve's replicas")
+
+
+@contextmanager
+def haproxy_folder() -> Iterator[Path]:
+    """A folder for HAProxy's sockets for the length of the block.
+
+    Directly under /tmp, whatever TMPDIR says: Serve appends 67 characters of its own, and a socket's path
+    may have 97 in all.
+    """
+    with tempfile.TemporaryDirectory(prefix="ep-", dir="/tmp") as folder:
+        yield Path(folder)
 
 
 def haproxy_environment(folder: Path, http_port: int, drain_s: float) -> dict[str, str]:

@@ -70,14 +70,14 @@ def load_model(kind: type[Model], folder: Path, device: str, dtype: DType, part:
 def _quiet() -> Iterator[None]:
     """Silence transformers' bar and report: what matters of them is an error here, the rest is noise."""
     verbosity, has_bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
     try:
         yield
     finally:
         logging.set_verbosity(verbosity)
         if has_bar:
-            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+            logging.enable_progress_bar()
 
 
 def _some(keys: Iterable[str]) -> str:

@@ -91,7 +91,7 @@ def tiny_whisper_folder(tmp_path_factory: pytest.TempPathFactory, tiny_whisper_c
     """A random Whisper encoder, as transformers saves it."""
     folder = tmp_path_factory.mktemp("tiny-whisper")
     randomised(WhisperEncoder(tiny_whisper_config)).save_pretrained(folder)
-    extractor = WhisperFeatureExtractor(feature_size=16, chunk_length=1)  # type: ignore[no-untyped-call]
+    extractor = WhisperFeatureExtractor(feature_size=16, chunk_length=1)
     extractor.save_pretrained(folder)
     return folder
 
