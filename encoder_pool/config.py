@@ -120,6 +120,7 @@ class LimitsConfig(Section):
         200.0, description="Longer side over shorter side."
     )
     max_audio_seconds: Seconds = Field(600.0, description="Length of an audio clip, counted while decoding.")
+    max_body_seconds: Seconds = Field(60.0, description="Time a caller may take to send a body.")
     min_audio_seconds: Seconds = Field(0.05, description="Shortest audio clip.")
 
 
@@ -148,10 +149,19 @@ class ReplicaConfig(Section):
 
 
 class ScalingConfig(Section):
-    """How many replicas serve the model."""
+    """How many replicas serve the model: as many as its work needs, within bounds."""
 
     min_replicas: Positive = Field(1, description="Replicas that always run.")
     max_replicas: Positive = Field(1, description="Replicas at most.")
+    target_drain_s: Seconds = Field(
+        1.0, description="Replicas are added until what is outstanding would be encoded in this time."
+    )
+    upscale_delay_s: Annotated[float, Field(ge=0)] = Field(
+        1.0, description="How long more work must last before a replica is added."
+    )
+    downscale_delay_s: Annotated[float, Field(ge=5)] = Field(
+        120.0, description="How long less work must last before a replica is drained."
+    )
 
     @model_validator(mode="after")
     def _ordered(self) -> ScalingConfig:

@@ -5,6 +5,7 @@ PoolError
     NotFound              404  unknown path or model
     MethodNotAllowed      405
     NotAcceptable         406  no representation in Accept can be produced
+    BodyTimeout           408  the caller took too long to send the body
     TooLarge              413  bytes, pixels, seconds, tokens or items over a limit
     UnsupportedMedia      415  a format or modality this model does not take
     UndecodableMedia      422  well-formed request, unusable media
@@ -87,6 +88,12 @@ class NotAcceptable(PoolError):
     """No representation named in Accept can be produced."""
 
     status, type, default_code = 406, "invalid_request_error", "not_acceptable"
+
+
+class BodyTimeout(PoolError):
+    """The caller took too long to send the body."""
+
+    status, type, default_code = 408, "invalid_request_error", "body_timeout"
 
 
 class TooLarge(PoolError):

@@ -121,8 +121,8 @@ MISTAKES: dict[str, tuple[Callable[[dict[str, Any]], None], tuple[str, ...]]] = 
         ("service.yaml: applications[0].args.ladder: ladder takes either 'budgets' or 'min'",),
     ),
     "host of another machine": (
-        put_top(http_options={"host": "192.0.2.1"}),
-        ("port 8000 on 192.0.2.1: Cannot assign requested address (http_options.host",),
+        put_top(http_options={"host": "203.0.113.7"}),
+        ("port 8000 on 203.0.113.7: Cannot assign requested address (http_options.host",),
     ),
     "value that only Serve checks": (
         put_top(target_capacity="half", http_options={"host": "127.0.0.1", "port": free_port()}),
@@ -168,9 +168,9 @@ def test_a_taken_port_ends_at_once_and_names_its_settings(tmp_path: Path) -> Non
 
 def test_all_that_the_host_lacks_is_told_at_once(tmp_path: Path) -> None:
     entry = toy_entry(tmp_path, replica={"cpus": 10_000})
-    message = refused("serve", write(tmp_path, toy_document(tmp_path, entry, host="192.0.2.1")))
+    message = refused("serve", write(tmp_path, toy_document(tmp_path, entry, host="203.0.113.7")))
     assert "CPUs" in message
-    assert "192.0.2.1" in message
+    assert "203.0.113.7" in message
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ SECTIONS = [
     for kind in vars(config).values()
     if isinstance(kind, type) and issubclass(kind, Section) and kind is not Section
 ]
-MAY_BE_ZERO = {"max_restarts"}
+MAY_BE_ZERO = {"max_restarts", "upscale_delay_s"}
 
 
 def document(**sections: Any) -> dict[str, Any]:

@@ -19,7 +19,8 @@ def encode_files(url: str, paths: Sequence[Path], target: Path | None, out: Cons
         with EncoderClient(url) as client:
             items = client.encode(list(paths))
     except (EncoderError, OSError) as error:
-        Console(stderr=True).print(f"encoder-pool: {error}", style="red", markup=False, highlight=False)
+        complaint = f"encoder-pool: {url}: {error}"
+        Console(stderr=True).print(complaint, style="red", markup=False, highlight=False, soft_wrap=True)
         return 1
     out.print(_table(paths, items))
     if target is not None:

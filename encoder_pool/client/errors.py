@@ -162,7 +162,8 @@ def error_of_transport(error: httpx.TransportError) -> EncoderError:
     if isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout):
         return RequestTimeoutError(f"no answer in time ({type(error).__name__}; timeout_s)")
     kind = type(error).__name__
-    return ConnectionFailedError(f"the connection failed ({kind}: {error})", is_retryable=True)
+    can_succeed = not isinstance(error, httpx.UnsupportedProtocol)
+    return ConnectionFailedError(f"the connection failed ({kind}: {error})", is_retryable=can_succeed)
 
 
 def _detail(reply: httpx.Response) -> dict[str, Any]:

@@ -88,13 +88,14 @@ def _sizes(what: str, items: Sequence[EncodedItem], seconds: float) -> str:
 
 
 def _cosine_table(names: Sequence[str], cosines: npt.NDArray[np.float32]) -> Table:
-    table = Table(title="cosine of the class tokens (nearest in bold)", title_justify="left")
-    table.add_column("")
-    for name in names:
-        table.add_column(name, justify="right")
-    for name, row, nearest in zip(names, cosines, nearest_neighbours(cosines), strict=True):
+    """Columns bear the numbers of the rows, so that the table fits a narrow terminal."""
+    table = Table(title="cosine of the class tokens, * the nearest other", title_justify="left", box=None)
+    for heading in ("", "", *range(1, len(names) + 1)):
+        table.add_column(str(heading), justify="right")
+    rows = zip(names, cosines, nearest_neighbours(cosines), strict=True)
+    for number, (name, row, nearest) in enumerate(rows, start=1):
         cells = [
-            f"[bold]{value:.2f}[/bold]" if at == nearest else f"{value:.2f}" for at, value in enumerate(row)
+            f"[bold]*{value:.2f}[/bold]" if at == nearest else f"{value:.2f}" for at, value in enumerate(row)
         ]
-        table.add_row(name, *cells)
+        table.add_row(str(number), name, *cells)
     return table

@@ -7,13 +7,14 @@ Knows nothing of what a body means.
 
 from __future__ import annotations
 
+import asyncio
 import math
 from contextlib import aclosing
 
 from starlette.requests import Request
 
 from encoder_pool.config import LimitsConfig, QueueConfig
-from encoder_pool.errors import InvalidRequest, TooLarge, UnsupportedMedia
+from encoder_pool.errors import BodyTimeout, InvalidRequest, TooLarge, UnsupportedMedia
 from encoder_pool.http.service import Reservation
 
 DEADLINE_HEADER = "x-deadline-seconds"
@@ -22,14 +23,26 @@ DEADLINE_HEADER = "x-deadline-seconds"
 async def read_body(request: Request, limits: LimitsConfig, reservation: Reservation) -> list[bytes]:
     """The chunks of the body, all of whose bytes are then reserved.
 
-    Raises TooLarge beyond limits.max_body_bytes, UnsupportedMedia for a compressed body, and what the
-    reservation raises.
+    Raises TooLarge beyond limits.max_body_bytes, BodyTimeout beyond limits.max_body_seconds,
+    UnsupportedMedia for a compressed body, and what the reservation raises.
     """
     if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
         raise UnsupportedMedia("a body must not be compressed", param="content-encoding")
     announced = request.headers.get("content-length", "")
     if announced.isdecimal():
         _check_size(int(announced), limits)
+    try:
+        async with asyncio.timeout(limits.max_body_seconds) as timeout:
+            return await _read_chunks(request, limits, reservation)
+    except TimeoutError:
+        if not timeout.expired():
+            raise
+        raise BodyTimeout(
+            f"the body was not all sent in {limits.max_body_seconds:g} s (limits.max_body_seconds)"
+        ) from None
+
+
+async def _read_chunks(request: Request, limits: LimitsConfig, reservation: Reservation) -> list[bytes]:
     chunks: list[bytes] = []
     size = 0
     async with aclosing(request.stream()) as stream:

@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from pydantic.json_schema import models_json_schema
 
 from encoder_pool.errors import (
+    BodyTimeout,
     DeadlineExceeded,
     EncodeFailed,
     Internal,
@@ -43,6 +44,7 @@ ERROR_CODES: dict[type[PoolError], tuple[str, ...]] = {
     NotFound: ("not_found", "model_not_found"),
     MethodNotAllowed: ("method_not_allowed",),
     NotAcceptable: ("not_acceptable",),
+    BodyTimeout: ("body_timeout",),
     TooLarge: (
         "body_too_large",
         "too_many_items",

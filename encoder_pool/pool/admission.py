@@ -65,6 +65,7 @@ class Admission:
         self.tokens = 0
         self.bytes = 0
         self.admitted_requests = 0
+        self.admitted_tokens = 0
         self.shed_requests = 0
 
     @contextmanager
@@ -91,6 +92,12 @@ class Admission:
         """Count tokens in. Raises Overloaded or TooLarge."""
         self._refuse_beyond("tokens", self.tokens, tokens, self._config.max_tokens, "queue.max_tokens")
         self.tokens += tokens
+        self.admitted_tokens += tokens
+
+    @property
+    def shed_tokens(self) -> float:
+        """Tokens of the refused requests, were they like the admitted ones: most are refused unread."""
+        return self.shed_requests * self.admitted_tokens / max(self.admitted_requests, 1)
 
     @property
     def retry_after_s(self) -> float:

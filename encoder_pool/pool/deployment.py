@@ -21,6 +21,7 @@ from encoder_pool.http.routes import build_app
 from encoder_pool.pool.pool import Pool
 from encoder_pool.pool.ray_shard import start_ray_shard
 from encoder_pool.pool.ring import Ring
+from encoder_pool.pool.scaling import WorkReport
 from encoder_pool.pool.sizing import size_pool
 from encoder_pool.pool.worker import Worker
 from encoder_pool.towers.adapter import adapter_class
@@ -55,10 +56,15 @@ class EncoderPool:
         await worker.start()
         self._pool = Pool(config, adapter, sizing, ring, worker, time.monotonic)
         self._pool.start()
+        self._report = WorkReport(self._pool.admission, self._pool.rate, time.monotonic)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """The HTTP application; Serve asks for it once the constructor is through."""
         return build_app(self._pool, behind_serve=True)
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Serve's question how much there is to do."""
+        return self._report()
 
     async def check_health(self) -> None:
         """Serve's question whether to keep this replica."""

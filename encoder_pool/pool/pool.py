@@ -49,10 +49,10 @@ class Pool:
         self.counters = PoolCounters()
         self.batcher = Batcher(clock)
         report = worker.report
-        rate = TokenRate(report.ladder[-1].capacity.out_rows / report.table.rung_ms[-1] * 1e3)
-        self.admission = Admission(config.queue, rate)
+        self.rate = TokenRate(report.ladder[-1].capacity.out_rows / report.table.rung_ms[-1] * 1e3)
+        self.admission = Admission(config.queue, self.rate)
         self.dispatcher = Dispatcher(
-            worker, ring, self.batcher, adapter, config.model.dtype, self.counters, rate, clock
+            worker, ring, self.batcher, adapter, config.model.dtype, self.counters, self.rate, clock
         )
         self._clock = clock
         self._preparers = ThreadPoolExecutor(config.replica.prepare_threads, "prepare")

@@ -113,7 +113,7 @@ def adapter_class(name: str) -> type[Adapter]:
     """The adapter of a built-in family or of a `package.module:Class` path; ValueError if there is none."""
     path = BUILTIN.get(name, name)
     module_name, _, class_name = path.partition(":")
-    if not class_name:
+    if not class_name or not all(part.isidentifier() for part in module_name.split(".")):
         known = ", ".join(sorted(BUILTIN))
         raise ValueError(
             f"model.adapter '{name}' is unknown; built in: {known}; or give `package.module:Class`"

@@ -3,6 +3,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
+from encoder_pool import EncoderClient
 from encoder_pool import errors as server
 from encoder_pool.client import errors
 from encoder_pool.client.errors import EncoderError, error_of_reply, error_of_transport
@@ -15,6 +16,7 @@ MIRROR: dict[type[PoolError], tuple[type[EncoderError], bool]] = {
     server.NotFound: (errors.NotFoundError, False),
     server.MethodNotAllowed: (errors.BadRequestError, False),
     server.NotAcceptable: (errors.BadRequestError, False),
+    server.BodyTimeout: (errors.RequestTimeoutError, True),
     server.TooLarge: (errors.TooLargeError, False),
     server.UnsupportedMedia: (errors.UnsupportedMediaError, False),
     server.UndecodableMedia: (errors.UndecodableMediaError, False),
@@ -134,3 +136,14 @@ def test_retries_end() -> None:
     assert RetryPolicy(2).wait_s(_failure(), 2, 0.0) is None
     assert RetryPolicy(0).wait_s(_failure(), 0, 0.0) is None
     assert RetryPolicy(2).wait_s(_failure(is_retryable=False), 0, 0.0) is None
+
+
+def test_a_url_of_no_protocol_is_not_tried_again() -> None:
+    naps: list[float] = []
+    with (
+        EncoderClient("ftp://127.0.0.1", sleep=naps.append) as client,
+        pytest.raises(errors.ConnectionFailedError) as caught,
+    ):
+        client.models()
+    assert not caught.value.is_retryable
+    assert naps == []

@@ -30,8 +30,8 @@ def test_every_photo_gets_colours_on_its_own_grid() -> None:
     assert all(each.dtype == np.uint8 for each in colours)
 
 
-def test_colours_span_the_whole_range() -> None:
-    (colours,) = principal_colours([patches(20, 20)])
+def test_every_component_spans_the_whole_range_of_its_colour_however_small_it_is() -> None:
+    (colours,) = principal_colours([patches(20, 20) * np.geomspace(100, 1, WIDTH, dtype=np.float32)])
     assert (colours.min(axis=(0, 1)) == 0).all()
     assert (colours.max(axis=(0, 1)) == 255).all()
 

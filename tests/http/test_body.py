@@ -110,3 +110,15 @@ async def test_a_client_that_leaves_during_its_upload_is_not_answered(
     await build_app(pool)(scope, receive, send)
     assert (sent, pool.calls, pool.admitted) == ([], [], 0)
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+async def test_an_upload_that_stalls_ends_at_its_limit_and_holds_nothing() -> None:
+    pool = FakePool(fake_config(LimitsConfig(max_body_seconds=0.05)))
+
+    async def stalled() -> AsyncIterator[bytes]:
+        yield BODY[:10]
+        await asyncio.Event().wait()
+
+    reply = await _post(pool, stalled())
+    assert (reply.status_code, reply.json()["error"]["code"]) == (408, "body_timeout")
+    assert "0.05 s (limits.max_body_seconds)" in reply.json()["error"]["message"]

@@ -49,7 +49,7 @@ def test_a_host_with_room_has_no_problem(tmp_path: Path) -> None:
 
 
 def test_fractions_of_cpus_add_up_over_applications(tmp_path: Path) -> None:
-    shares = {"replica": {"cpus": 0.1}, "shard": {"cpus": 0.2}}
+    shares: dict[str, Any] = {"replica": {"cpus": 0.1}, "shard": {"cpus": 0.2}}
     names = [f"app{number}" for number in range(10)]
     service = a_service(tmp_path, *(toy_entry(tmp_path, name, **shares) for name in names))
     assert found(service, Host(3.0, AMPLE.free_bytes)) == []
@@ -58,6 +58,12 @@ def test_fractions_of_cpus_add_up_over_applications(tmp_path: Path) -> None:
         "the applications reserve 3 CPUs (replica.cpus + shard.cpus, times scaling.min_replicas); "
         "this host has 2.9"
     )
+
+
+def test_a_share_that_floating_point_rounds_up_still_fits(tmp_path: Path) -> None:
+    shares: dict[str, Any] = {"replica": {"cpus": 0.1}, "shard": {"cpus": 0.2}}
+    assert 0.1 + 0.2 > 0.3
+    assert found(a_service(tmp_path, toy_entry(tmp_path, **shares)), Host(0.3, AMPLE.free_bytes)) == []
 
 
 def test_every_replica_reserves_its_cpus(tmp_path: Path) -> None:
@@ -100,8 +106,8 @@ def test_a_port_that_several_processes_share_is_taken() -> None:
 
 
 def test_an_address_of_another_host_is_named_with_its_setting(tmp_path: Path) -> None:
-    (problem,) = found(a_service(tmp_path, host="192.0.2.1"), AMPLE)
-    assert "192.0.2.1: Cannot assign requested address (http_options.host" in problem
+    (problem,) = found(a_service(tmp_path, host="203.0.113.7"), AMPLE)
+    assert "203.0.113.7: Cannot assign requested address (http_options.host" in problem
 
 
 def test_all_problems_are_told_at_once(tmp_path: Path, listening: int) -> None:

@@ -190,6 +190,20 @@ async def test_a_cancelled_request_leaves_nothing_behind() -> None:
         assert pool.counters.items_cancelled == 8
 
 
+async def test_a_second_pack_is_in_the_ring_while_the_first_is_encoded() -> None:
+    async with running(config()) as (pool, _):
+        slow = asyncio.create_task(encode(pool, toy(1, SLOW)))
+        await asyncio.sleep(0.05)
+        second = asyncio.create_task(encode(pool, toy(2)))
+        await asyncio.sleep(0.05)
+        third = asyncio.create_task(encode(pool, toy(3)))
+        await asyncio.sleep(0.05)
+        assert not slow.done()
+        assert len(pool.batcher) == 1  # two slots are taken, the third request waits
+        for task, value in ((slow, 1), (second, 2), (third, 3)):
+            assert_rows(await task, value)
+
+
 async def test_beyond_the_token_budget_requests_are_refused_and_those_inside_are_served() -> None:
     async with running(config(queue={"max_tokens": 8 * TOKENS, "packs_in_flight": 1})) as (pool, _):
         results = await asyncio.gather(*(attempt(pool, toy(value, SLOW)) for value in range(20)))

@@ -14,64 +14,18 @@ import pytest
 
 from encoder_pool.client import AsyncEncoderClient
 from tests.service.running import Service, kill, serving, wait_until
-from tests.toy import DIES, HANGS, NOT_FINITE, RAISES, SLOW, expected, toy
+from tests.service.toys import assert_rows, encode_many, toy_file
+from tests.toy import DIES, HANGS, NOT_FINITE, RAISES, SLOW, toy
 
 pytestmark = pytest.mark.service
-
-CONFIG = """
-proxy_location: HeadOnly
-http_options: {host: 127.0.0.1}
-applications:
-  - name: toys
-    route_prefix: /image
-    import_path: encoder_pool.builder:build_app
-    args:
-      model: {name: toy, adapter: "tests.toy:ToyAdapter", checkpoint: CHECKPOINT}
-      ladder: {min: 1, max: 8}
-      queue: {max_requests: 64, deadline_s: 30}
-      shard: {cpus: 0.4, pack_timeout_s: 2, max_restarts: 5}
-      replica: {cpus: 0.4}
-"""
 
 
 @pytest.fixture(scope="module")
 def toys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    folder = tmp_path_factory.mktemp("toys")
-    (folder / "config.json").write_text("{}")
-    file = folder / "toys.yaml"
-    file.write_text(CONFIG.replace("CHECKPOINT", str(folder)))
-    with serving(file) as service:
+    shard = {"pack_timeout_s": 2, "max_restarts": 5}
+    queue = {"max_requests": 64, "deadline_s": 30}
+    with serving(toy_file(tmp_path_factory.mktemp("toys"), shard=shard, queue=queue)) as service:
         yield service
-
-
-async def _post(client: httpx.AsyncClient, url: str, items: list[bytes]) -> httpx.Response:
-    parts = [
-        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{_base64(item)}"}}
-        for item in items
-    ]
-    body = {"model": "toy", "input": parts, "encoding_format": "float"}
-    return await client.post(f"{url}/v1/encode", json=body)
-
-
-def _base64(data: bytes) -> str:
-    import base64
-
-    return base64.b64encode(data).decode()
-
-
-def assert_rows(reply: httpx.Response, *values: int) -> None:
-    assert reply.status_code == 200, reply.text
-    for entry, value in zip(reply.json()["data"], values, strict=True):
-        np.testing.assert_array_equal(np.array(entry["embedding"]), expected(value))
-
-
-def encode_many(url: str, requests: list[list[bytes]]) -> list[httpx.Response]:
-    async def run() -> list[httpx.Response]:
-        limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(timeout=60, limits=limits) as client:
-            return await asyncio.gather(*(_post(client, url, items) for items in requests))
-
-    return asyncio.run(run())
 
 
 def test_embeddings_of_many_requests_at_once_are_never_mixed_up(toys: Service) -> None:
@@ -113,6 +67,18 @@ def test_an_item_that_hangs_or_kills_the_shard_fails_alone_and_the_shard_is_repl
     assert replies[5].json()["error"]["code"] == "encode_failed"
     assert toys.shard_pid(toys.image) != before
     assert not psutil.pid_exists(before)
+
+
+def test_too_many_requests_are_429_with_a_time_to_come_again_and_the_others_are_served(toys: Service) -> None:
+    replies = encode_many(toys.image, [[toy(value, SLOW)] for value in range(100)])
+    statuses = Counter(reply.status_code for reply in replies)
+    assert statuses == {200: 64, 429: 36}
+    for value, reply in enumerate(replies):
+        if reply.status_code == 200:
+            assert_rows(reply, value)
+        else:
+            assert int(reply.headers["retry-after"]) >= 1
+            assert "queue.max_requests" in reply.json()["error"]["message"]
 
 
 def test_a_killed_shard_under_load_costs_no_request(toys: Service) -> None:

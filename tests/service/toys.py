@@ -1,0 +1,58 @@
+"""The toy tower as a service."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import yaml
+
+from tests.toy import expected
+
+
+def toy_file(folder: Path, **sections: Any) -> Path:
+    """A configuration with one application of toys under /image."""
+    (folder / "config.json").write_text("{}")
+    arguments = {
+        "model": {"name": "toy", "adapter": "tests.toy:ToyAdapter", "checkpoint": str(folder)},
+        "ladder": {"min": 1, "max": 8},
+        **sections,
+    }
+    application = {"name": "toys", "route_prefix": "/image", "args": arguments}
+    application["import_path"] = "encoder_pool.builder:build_app"
+    document = {
+        "proxy_location": "HeadOnly",
+        "http_options": {"host": "127.0.0.1"},
+        "applications": [application],
+    }
+    file = folder / "toys.yaml"
+    file.write_text(yaml.safe_dump(document))
+    return file
+
+
+async def post(client: httpx.AsyncClient, url: str, items: list[bytes]) -> httpx.Response:
+    uris = [f"data:image/png;base64,{base64.b64encode(item).decode()}" for item in items]
+    parts = [{"type": "image_url", "image_url": {"url": uri}} for uri in uris]
+    body = {"model": "toy", "input": parts, "encoding_format": "float"}
+    return await client.post(f"{url}/v1/encode", json=body)
+
+
+def encode_many(url: str, requests: list[list[bytes]]) -> list[httpx.Response]:
+    """All requests at once, without retries."""
+
+    async def run() -> list[httpx.Response]:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(timeout=60, limits=limits) as client:
+            return await asyncio.gather(*(post(client, url, items) for items in requests))
+
+    return asyncio.run(run())
+
+
+def assert_rows(reply: httpx.Response, *values: int) -> None:
+    assert reply.status_code == 200, reply.text
+    for entry, value in zip(reply.json()["data"], values, strict=True):
+        np.testing.assert_array_equal(np.array(entry["embedding"]), expected(value))
