@@ -2,7 +2,7 @@
 
 EncoderError
     BadRequestError          400, and every 4xx without a class of its own
-    NotFoundError            404
+    NotFoundError            404  also from Ray Serve, while a route has no replica
     TooLargeError            413
     UnsupportedMediaError    415
     UndecodableMediaError    422
@@ -179,8 +179,10 @@ def _detail(reply: httpx.Response) -> dict[str, Any]:
 def _is_retryable(status: int, code: str | None, headers: httpx.Headers) -> bool:
     if headers.get("x-should-retry") == "false" or code == "deadline_exceeded":
         return False
-    # A 5xx that is not the server's own comes from Ray Serve or a proxy, e.g. when a replica died.
-    return status in _TRANSIENT or (status >= 500 and code is None)
+    # One that is not the pool's own comes from Ray Serve or a proxy: a 5xx e.g. when a replica died, a 404
+    # while a route has no replica, because its only one died a moment ago.
+    is_foreign = code is None and (status >= 500 or status == 404)
+    return status in _TRANSIENT or is_foreign
 
 
 def _retry_after_s(headers: httpx.Headers) -> float | None:

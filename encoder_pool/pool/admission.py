@@ -20,9 +20,10 @@ LONGEST_RETRY_S = 60.0
 class TokenRate:
     """Tokens a second while there was work, as an average that forgets."""
 
-    def __init__(self, initial_tokens_per_s: float) -> None:
-        self._tokens = initial_tokens_per_s
-        self._seconds = 1.0
+    def __init__(self, tokens: float, busy_s: float) -> None:
+        """Start from one measurement, which weighs as much as its seconds."""
+        self._tokens = tokens
+        self._seconds = busy_s
 
     def observe(self, tokens: int, busy_s: float) -> None:
         """Count tokens that took so many seconds of a worker."""

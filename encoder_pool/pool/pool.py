@@ -49,7 +49,7 @@ class Pool:
         self.counters = PoolCounters()
         self.batcher = Batcher(clock)
         report = worker.report
-        self.rate = TokenRate(report.ladder[-1].capacity.out_rows / report.table.rung_ms[-1] * 1e3)
+        self.rate = TokenRate(report.ladder[-1].capacity.out_rows, report.table.rung_ms[-1] / 1e3)
         self.admission = Admission(config.queue, self.rate)
         self.dispatcher = Dispatcher(
             worker, ring, self.batcher, adapter, config.model.dtype, self.counters, self.rate, clock

@@ -47,7 +47,7 @@ def test_every_error_of_the_server_has_its_mirror() -> None:
     ("status", "kind", "is_retryable"),
     [
         (403, errors.BadRequestError, False),
-        (404, errors.NotFoundError, False),
+        (404, errors.NotFoundError, True),
         (408, errors.RequestTimeoutError, True),
         (500, errors.ServerFailedError, True),
         (502, errors.UnavailableError, True),

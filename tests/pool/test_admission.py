@@ -7,7 +7,7 @@ from encoder_pool.pool.admission import LONGEST_RETRY_S, Admission, TokenRate
 
 def admission(rate: float = 100.0, **limits: int) -> Admission:
     config = QueueConfig.model_validate({"max_tokens": 1000, "max_bytes": 1000, "max_requests": 3, **limits})
-    return Admission(config, TokenRate(rate))
+    return Admission(config, TokenRate(rate, 1.0))
 
 
 def test_what_a_request_held_is_given_back_when_it_ends() -> None:
@@ -83,13 +83,19 @@ def test_retry_after_is_bounded() -> None:
 
 
 def test_the_rate_follows_what_is_measured_and_forgets_what_was_assumed() -> None:
-    rate = TokenRate(10.0)
+    rate = TokenRate(10.0, 1.0)
     for _ in range(100):
         rate.observe(tokens=500, busy_s=1.0)
     assert rate.tokens_per_s == pytest.approx(500, rel=0.01)
 
 
 def test_the_rate_is_never_zero() -> None:
-    rate = TokenRate(0.0)
+    rate = TokenRate(0.0, 1.0)
     rate.observe(tokens=0, busy_s=100.0)
     assert rate.tokens_per_s > 0
+
+
+def test_a_first_measurement_of_a_moment_does_not_outweigh_a_real_pack() -> None:
+    rate = TokenRate(tokens=24, busy_s=0.0001)
+    rate.observe(tokens=24, busy_s=0.2)
+    assert rate.tokens_per_s == pytest.approx(240, rel=0.01)

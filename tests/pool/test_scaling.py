@@ -61,7 +61,7 @@ def test_a_replica_that_has_not_reported_is_not_taken_for_idle() -> None:
 
 def test_a_report_has_what_is_held_the_rate_and_what_was_shed_since_the_last() -> None:
     now = [0.0]
-    rate = TokenRate(50.0)
+    rate = TokenRate(50.0, 1.0)
     door = Admission(QueueConfig(max_requests=1), rate)
     report = WorkReport(door, rate, lambda: now[0])
     with door.request() as held:

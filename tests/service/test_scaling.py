@@ -37,9 +37,11 @@ def test_a_burst_brings_a_second_replica_and_calm_takes_it_away_without_a_lost_r
 
         loader = threading.Thread(target=load)
         loader.start()
-        wait_until(lambda: replicas(service) == 2, 45)
-        calm.set()
-        loader.join()
+        try:
+            wait_until(lambda: replicas(service) == 2, 45)
+        finally:
+            calm.set()
+            loader.join()
         wait_until(lambda: replicas(service) == 1, 45)
         for reply in encode_many(service.image, [[toy(1)]] * 4):
             statuses[reply.status_code] += 1
