@@ -11,14 +11,15 @@ import os
 import signal
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from rich.console import Console
 
 from encoder_pool.launch.errors import HostUnfit, LaunchError
 from encoder_pool.launch.file import ServiceFile, read_service_file
-from encoder_pool.launch.host import Host, haproxy_environment, haproxy_folder, problems
+from encoder_pool.launch.haproxy import haproxy_environment
+from encoder_pool.launch.host import Host, problems
 from encoder_pool.launch.plan import PoolPlan, plan_service
 from encoder_pool.launch.show import config_table, plan_table, progress_bar
 from encoder_pool.weights import BUILTIN, WeightsError, ensure
@@ -138,9 +139,9 @@ def _service(arguments: argparse.Namespace) -> Iterator[ServiceFile]:
         service = service.with_port(arguments.port)
     if found := problems(service, _plans(service), Host.this()):
         raise HostUnfit("\n".join(found))
-    with haproxy_folder() as folder:
+    with ExitStack() as ports:
         if not arguments.no_haproxy:
-            os.environ.update(haproxy_environment(folder, service.port, arguments.drain_s))
+            os.environ.update(ports.enter_context(haproxy_environment(arguments.drain_s)))
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         from encoder_pool.launch.service import running  # Ray reads the environment on import
 

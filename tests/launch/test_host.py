@@ -9,14 +9,10 @@ import pytest
 
 from encoder_pool.launch.file import ServiceFile, read_service_file
 from encoder_pool.launch.host import (
-    PORTS_PROBED,
     PROCESS_BYTES,
-    REPLICA_PORTS,
     Host,
     free_port,
-    haproxy_environment,
     problems,
-    replica_ports,
     why_unbindable,
 )
 from encoder_pool.launch.plan import plan_service
@@ -124,79 +120,3 @@ def test_this_host_has_cpus_and_memory() -> None:
     host = Host.this()
     assert host.cpus >= 1
     assert host.free_bytes > 1 << 20
-
-
-@pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> set[int]:
-    """Ports that cannot be bound on a host where all others can, whoever else runs on this one."""
-    ports: set[int] = set()
-
-    def why(host: str, port: int) -> str | None:
-        return "taken" if port in ports else None
-
-    monkeypatch.setattr("encoder_pool.launch.host.why_unbindable", why)
-    return ports
-
-
-@pytest.mark.usefixtures("taken")
-def test_services_on_neighbouring_ports_get_ranges_of_their_own() -> None:
-    ranges = [replica_ports(port) for port in range(8000, 8010)]
-    assert all(len(each) == REPLICA_PORTS.step for each in ranges)
-    assert len({port for each in ranges for port in each}) == 10 * REPLICA_PORTS.step
-
-
-@pytest.mark.parametrize("offset", [0, PORTS_PROBED - 1])
-def test_a_range_with_a_taken_port_is_skipped(offset: int) -> None:
-    free = replica_ports(8000)
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", free.start + offset))
-        listener.listen()
-        other = replica_ports(8000)
-    assert not set(free) & set(other)
-    assert other.start in REPLICA_PORTS
-
-
-def test_the_search_for_a_range_goes_round_at_the_end_and_ends(taken: set[int]) -> None:
-    last = len(REPLICA_PORTS) - 1
-    taken.add(REPLICA_PORTS[last])
-    assert replica_ports(last).start == REPLICA_PORTS[0]
-    taken.update(REPLICA_PORTS)
-    with pytest.raises(OSError, match="no range of free ports"):
-        replica_ports(last)
-
-
-@pytest.mark.usefixtures("taken")
-def test_each_service_has_haproxy_ports_and_files_of_its_own(tmp_path: Path) -> None:
-    one = haproxy_environment(tmp_path / "one", 8000, 2.0)
-    two = haproxy_environment(tmp_path / "two", 8001, 2.0)
-    shared = {name for name in one if one[name] == two[name]}
-    assert shared == {"RAY_SERVE_ENABLE_HA_PROXY", "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"}
-
-
-def test_haproxys_files_lie_in_the_services_folder(tmp_path: Path) -> None:
-    environment = haproxy_environment(tmp_path, 8000, 2.0)
-    paths = [value for value in environment.values() if value.startswith("/")]
-    assert len(paths) == 4
-    assert all(Path(path) == tmp_path or Path(path).parent == tmp_path for path in paths)
-
-
-@pytest.mark.usefixtures("taken")
-def test_haproxys_replicas_are_in_the_services_range(tmp_path: Path) -> None:
-    environment = haproxy_environment(tmp_path, 8000, 0.5)
-    first = int(environment["RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT"])
-    last = int(environment["RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT"])
-    assert range(first, last + 1) == replica_ports(8000)
-    assert environment["RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"] == "0.5"
-
-
-def test_ray_serve_knows_every_variable() -> None:
-    """A variable that Ray renames would be ignored, and services would share their ports again."""
-    import importlib.util
-
-    spec = importlib.util.find_spec("ray")
-    assert spec is not None
-    assert spec.submodule_search_locations
-    constants = Path(spec.submodule_search_locations[0]) / "serve" / "_private" / "constants.py"
-    text = constants.read_text(encoding="utf-8")
-    for name in haproxy_environment(Path("/nowhere"), 8000, 2.0):
-        assert f'"{name}"' in text, name

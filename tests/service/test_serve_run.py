@@ -15,7 +15,8 @@ import psutil
 import pytest
 
 from encoder_pool.client import EncoderClient
-from encoder_pool.launch.host import free_port, haproxy_environment, haproxy_folder
+from encoder_pool.launch.haproxy import haproxy_environment
+from encoder_pool.launch.host import free_port
 from tests.service.running import ROOT, START_S, STOP_S, wait_until
 
 pytestmark = pytest.mark.service
@@ -29,14 +30,15 @@ def test_serve_run_serves_the_file(config: Path, has_haproxy: bool, tmp_path: Pa
     port = free_port()
     file = tmp_path / config.name
     file.write_text(config.read_text().replace("port: 8000", f"port: {port}"))
-    with haproxy_folder() as folder:
-        haproxy = haproxy_environment(folder, port, drain_s=0.1) if has_haproxy else {}
-        with serve_run(file, haproxy) as process:
-            wait_until(lambda: is_ready(f"http://127.0.0.1:{port}/image", process), START_S)
-            family = psutil.Process(process.pid).children(recursive=True)
-            assert any(child.name() == "haproxy" for child in family) == has_haproxy
-            with EncoderClient(f"http://127.0.0.1:{port}/image") as client:
-                assert client.encode(photo)[0].embedding.shape == (257, 384)
+    with (
+        haproxy_environment(drain_s=0.1) as haproxy,
+        serve_run(file, haproxy if has_haproxy else {}) as process,
+    ):
+        wait_until(lambda: is_ready(f"http://127.0.0.1:{port}/image", process), START_S)
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert any(child.name() == "haproxy" for child in family) == has_haproxy
+        with EncoderClient(f"http://127.0.0.1:{port}/image") as client:
+            assert client.encode(photo)[0].embedding.shape == (257, 384)
     assert not psutil.wait_procs(family, timeout=10)[1]
 
 
