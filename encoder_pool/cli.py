@@ -133,7 +133,9 @@ def _demo(arguments: argparse.Namespace) -> int:
 @contextmanager
 def _service(arguments: argparse.Namespace) -> Iterator[ServiceFile]:
     """The service of the file, running; it stops when the block ends."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stops like Ctrl-C
+    # SIGTERM stops like Ctrl-C, and so does SIGINT where a shell started us in the background, ignoring it.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     service = read_service_file(arguments.file)
     if arguments.port:
         service = service.with_port(arguments.port)
