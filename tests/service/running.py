@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,13 +79,22 @@ def _wait_serving(process: subprocess.Popen[str]) -> None:
     raise AssertionError(f"the service did not start, status {process.wait()}:\n{''.join(lines)}")
 
 
+def family_of(process: subprocess.Popen[str]) -> dict[psutil.Process, str]:
+    """The command line of every process that it has started, directly or not, and that is still there."""
+    family = {}
+    for child in psutil.Process(process.pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            family[child] = " ".join(child.cmdline())
+    return family
+
+
 def stop(process: subprocess.Popen[str]) -> None:
     """Ask the service to end, and see that it and its whole family do."""
-    family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+    family = family_of(process) if process.poll() is None else {}
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=STOP_S)
     _, alive = psutil.wait_procs(family, timeout=10)
-    assert not alive, f"left behind: {[child.name() for child in alive]}"
+    assert not alive, f"left behind: {[family[child] for child in alive]}"
 
 
 def wait_until(condition: Any, timeout_s: float, every_s: float = 0.1) -> None:

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from encoder_pool.client import AsyncEncoderClient
-from tests.service.running import Service, kill, serving, wait_until
+from tests.service.running import Service, family_of, kill, serving, wait_until
 from tests.service.toys import assert_rows, encode_many, toy_file
 from tests.toy import DIES, HANGS, NOT_FINITE, RAISES, SLOW, toy
 
@@ -103,10 +103,7 @@ def test_an_idle_shard_that_is_killed_is_replaced_before_anybody_asks(toys: Serv
 
 def test_a_killed_replica_is_replaced_and_takes_its_shard_with_it(toys: Service) -> None:
     shard = toys.shard_pid(toys.image)
-    replica = psutil.Process(shard).parent()
-    assert replica is not None
-    family = psutil.Process(toys.process.pid).children(recursive=True)
-    (pid,) = [child.pid for child in family if "EncoderPool" in " ".join(child.cmdline())]
+    (pid,) = [child.pid for child, line in family_of(toys.process).items() if "EncoderPool" in line]
     outcomes: Counter[str] = Counter()
 
     async def load() -> None:

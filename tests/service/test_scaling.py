@@ -6,10 +6,9 @@ import threading
 from collections import Counter
 from pathlib import Path
 
-import psutil
 import pytest
 
-from tests.service.running import Service, serving, wait_until
+from tests.service.running import Service, family_of, serving, wait_until
 from tests.service.toys import encode_many, toy_file
 from tests.toy import SLOW, toy
 
@@ -17,8 +16,7 @@ pytestmark = pytest.mark.service
 
 
 def replicas(service: Service) -> int:
-    family = psutil.Process(service.process.pid).children(recursive=True)
-    return sum("ServeReplica" in " ".join(child.cmdline()) for child in family if child.is_running())
+    return sum("ServeReplica" in line for line in family_of(service.process).values())
 
 
 def test_a_burst_brings_a_second_replica_and_calm_takes_it_away_without_a_lost_request(

@@ -17,7 +17,7 @@ import pytest
 from encoder_pool.client import EncoderClient
 from encoder_pool.launch.haproxy import haproxy_environment
 from encoder_pool.launch.host import free_port
-from tests.service.running import ROOT, START_S, STOP_S, wait_until
+from tests.service.running import ROOT, START_S, STOP_S, family_of, wait_until
 
 pytestmark = pytest.mark.service
 
@@ -35,8 +35,8 @@ def test_serve_run_serves_the_file(config: Path, has_haproxy: bool, tmp_path: Pa
         serve_run(file, haproxy if has_haproxy else {}) as process,
     ):
         wait_until(lambda: is_ready(f"http://127.0.0.1:{port}/image", process), START_S)
-        family = psutil.Process(process.pid).children(recursive=True)
-        assert any(child.name() == "haproxy" for child in family) == has_haproxy
+        family = family_of(process)
+        assert any("/haproxy " in line for line in family.values()) == has_haproxy
         with EncoderClient(f"http://127.0.0.1:{port}/image") as client:
             assert client.encode(photo)[0].embedding.shape == (257, 384)
     assert not psutil.wait_procs(family, timeout=10)[1]
