@@ -42,6 +42,13 @@ class DType(StrEnum):
         return np.dtype("uint16") if self is DType.BFLOAT16 else np.dtype(self.value)
 
 
+class Part(NamedTuple):
+    """Columns of an embedding that mean something of their own, e.g. one deepstack level."""
+
+    name: str
+    width: int
+
+
 class Grid(NamedTuple):
     """Positions of an item's patches: frames (or windows), rows, columns."""
 
@@ -52,18 +59,21 @@ class Grid(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What an item asks of a rung, or what a rung holds.
+    """What an item asks of a rung, or what a rung holds: four counters, and the longest segment.
 
     patch_rows  rows of the tower's input
     out_rows    rows of the tower's output
     sequences   attention segments
     windows     window-attention segments; zero where the tower has none
+    longest     rows of the longest attention segment; of several items the largest, not the sum; zero where
+                the tower's kernels do not care
     """
 
     patch_rows: int
     out_rows: int
     sequences: int
     windows: int = 0
+    longest: int = 0
 
     def __add__(self, other: Cost) -> Cost:
         """The cost of both together."""
@@ -72,6 +82,7 @@ class Cost:
             self.out_rows + other.out_rows,
             self.sequences + other.sequences,
             self.windows + other.windows,
+            max(self.longest, other.longest),
         )
 
     def fits(self, capacity: Cost) -> bool:
@@ -81,12 +92,13 @@ class Cost:
             and self.out_rows <= capacity.out_rows
             and self.sequences <= capacity.sequences
             and self.windows <= capacity.windows
+            and self.longest <= capacity.longest
         )
 
     @staticmethod
     def total(costs: Iterable[Cost]) -> Cost:
         """The sum of the costs; all zeros for none."""
-        total = Cost(0, 0, 0, 0)
+        total = Cost(0, 0, 0)
         for cost in costs:
             total = total + cost
         return total

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from encoder_pool.config import LimitsConfig
-from encoder_pool.core import Cost, DType, Grid, Media, Modality, PreparedItem
+from encoder_pool.core import Cost, DType, Grid, Media, Modality, Part, PreparedItem
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +34,8 @@ class Adapter(Protocol):
     """Columns of an embedding."""
     prefix: int
     """Leading rows of an item's embedding that belong to no grid position."""
+    parts: tuple[Part, ...]
+    """The columns from left to right, if they are several things side by side; their widths add up to `width`."""
 
     def __init__(self, checkpoint: Path) -> None: ...
 
