@@ -35,11 +35,17 @@ def build_app(args: PoolConfig) -> "Application":
         graceful_shutdown_timeout_s=args.queue.deadline_s,
         graceful_shutdown_wait_loop_s=0.5,
         ray_actor_options={"num_cpus": args.replica.cpus},
-        placement_group_bundles=[{"CPU": args.replica.cpus}, {"CPU": args.shard.cpus}],
+        placement_group_bundles=bundles(args),
         placement_group_strategy="STRICT_PACK",
         **_scale(args.scaling),
     ).bind(args)
     return application
+
+
+def bundles(args: PoolConfig) -> list[dict[str, float]]:
+    """What Ray reserves, on one host: for a replica, and for its shard."""
+    shard = {"CPU": args.shard.cpus} | ({"GPU": args.gpus} if args.gpus else {})
+    return [{"CPU": args.replica.cpus}, shard]
 
 
 def _scale(scaling: ScalingConfig) -> dict[str, Any]:

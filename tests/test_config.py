@@ -11,7 +11,15 @@ from pydantic import ValidationError
 
 import encoder_pool
 from encoder_pool import config
-from encoder_pool.config import LadderConfig, LimitsConfig, ModelConfig, PoolConfig, QueueConfig, Section
+from encoder_pool.config import (
+    LadderConfig,
+    LimitsConfig,
+    ModelConfig,
+    PoolConfig,
+    QueueConfig,
+    Section,
+    ShardConfig,
+)
 
 PACKAGE = Path(encoder_pool.__file__).parent
 SECTIONS = [
@@ -143,6 +151,7 @@ def test_model_and_ladder_have_no_default() -> None:
             {"scaling": {"min_replicas": 3, "max_replicas": 2}},
             ["scaling.max_replicas (2)", "scaling.min_replicas (3)"],
         ),
+        ({"shard": {"gpus": 0.5}}, ["shard.gpus (0.5)", "model.device 'cpu'"]),
     ],
 )
 def test_keys_that_contradict_each_other_are_named(sections: dict[str, Any], parts: list[str]) -> None:
@@ -168,6 +177,8 @@ def test_a_range_and_a_list_are_ladders(ladder: dict[str, Any]) -> None:
         (ModelConfig, "name", ""),
         (LimitsConfig, "max_aspect_ratio", 0.5),
         (QueueConfig, "packs_in_flight", 5),
+        (ShardConfig, "gpus", 1.5),
+        (ShardConfig, "gpus", 0),
         (LadderConfig, "rungs_per_octave", 17),
         (LimitsConfig, "max_items", "many"),
     ],
@@ -175,6 +186,17 @@ def test_a_range_and_a_list_are_ladders(ladder: dict[str, Any]) -> None:
 def test_a_value_out_of_range_is_refused_at_its_key(section: type[Section], key: str, value: object) -> None:
     with pytest.raises(ValidationError, match=rf"(?m)^{key}\n"):
         section.model_validate({**required(section), key: value})
+
+
+@pytest.mark.parametrize(
+    ("device", "shard", "gpus"), [("cpu", {}, 0.0), ("cuda", {}, 1.0), ("cuda", {"gpus": 0.25}, 0.25)]
+)
+def test_a_tower_on_a_gpu_takes_a_whole_one_unless_a_share_is_given(
+    device: str, shard: dict[str, float], gpus: float
+) -> None:
+    values = document(shard=shard)
+    values["model"]["device"] = device
+    assert PoolConfig.model_validate(values).gpus == gpus
 
 
 def test_a_section_must_be_a_mapping() -> None:

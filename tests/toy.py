@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from encoder_pool.config import LimitsConfig
-from encoder_pool.core import Cost, DType, Grid, Media, Modality, PreparedItem, Source
+from encoder_pool.core import Cost, DType, Grid, Media, Modality, Part, PreparedItem, Source
 from encoder_pool.errors import UndecodableMedia
 from encoder_pool.towers.adapter import InputSpec, Metadata, StagedItem
 
@@ -32,6 +32,7 @@ class ToyAdapter:
     unit = "items"
     width = WIDTH
     prefix = 0
+    parts: tuple[Part, ...] = ()
 
     def __init__(self, checkpoint: Path) -> None:
         pass

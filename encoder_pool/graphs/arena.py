@@ -4,6 +4,7 @@ A captured shape always reads the same addresses. So items are copied in, the ro
 and everything is checked before the first byte is copied: a batch that does not match leaves no trace.
 The tail is zeroed before every run, not only where an earlier batch lay, because a tower may write into
 its inputs, padding included; that is the padding, never the whole tensor. Knows no model and no device call.
+Where metadata lies in pinned memory of its own, copying it in does not hold the caller up.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class RungBuffers:
             static[:rows].copy_(inputs[key])
             static[rows:].zero_()
         for key, static in self.tensors.items():
-            static.copy_(tensors[key])
+            static.copy_(tensors[key], non_blocking=True)
 
     def clear(self) -> None:
         """Zero the inputs, as for a batch of no rows."""
@@ -99,7 +100,6 @@ class Arena:
 
     def __init__(self, specs: Mapping[str, InputSpec], largest: Cost, device: torch.device) -> None:
         self._specs = specs
-        self._largest = largest
         self._device = device
         self._inputs = zero_inputs(specs, largest, device)
 
@@ -108,11 +108,14 @@ class Arena:
 
         The metadata is copied: a tower may hand out views of tables that it reads again.
         """
-        assert rung.capacity.fits(self._largest), "the arena is made for the largest rung"
         tensors, scalars = split_metadata(metadata)
-        inputs = {key: self._inputs[key][: rows_of(spec, rung.capacity)] for key, spec in self._specs.items()}
+        inputs = {key: self._rows(key, rows_of(spec, rung.capacity)) for key, spec in self._specs.items()}
         own = {key: self._own(tensor) for key, tensor in tensors.items()}
         return RungBuffers(rung, self._specs, inputs, own, scalars)
+
+    def _rows(self, key: str, rows: int) -> torch.Tensor:
+        assert rows <= len(self._inputs[key]), "the arena is made for the rung of most rows"
+        return self._inputs[key][:rows]
 
     def _own(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self._device, copy=True, memory_format=torch.contiguous_format)

@@ -47,7 +47,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Successful runs since the start: per rung by its budget, and eager ones by reason."""
+    """Successful runs since the start: by budget, its tiers together, and eager ones by reason."""
 
     replays: Mapping[int, Tally]
     eager: Mapping[EagerReason, Tally]

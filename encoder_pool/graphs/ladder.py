@@ -1,13 +1,14 @@
 """Which rungs a tower is captured for: budgets from the configuration, capacities from the adapter.
 
-A ladder is ascending: every rung holds all that the rung below it holds, and more patch rows. The planner
-relies on it. Everything that would break it is refused here, with the budget, the reason and the key.
-Knows nothing of towers, torch or memory.
+A ladder ascends by budget, and within a budget by the longest segment. The last rung of a budget holds all
+that any rung below it holds, and more patch rows than a lower budget. Everything that would break this is
+refused here, with the budget, the reason and the key. Knows nothing of towers, torch or memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import count, pairwise, takewhile
 
 from encoder_pool.config import LadderConfig
@@ -29,21 +30,34 @@ def budgets(minimum: int, maximum: int, rungs_per_octave: int | None = None) -> 
 
 
 def build_ladder(config: LadderConfig, capacity: Callable[[int], Cost]) -> tuple[Rung, ...]:
-    """The rungs of a configuration, ascending.
+    """The rungs of a configuration, ascending: one a budget, or one for each tier of segment length.
 
     capacity  what a rung of a budget holds; raises ValueError(reason) if the tower has no such shape
 
     Raises ValueError for budgets that are not ascending, that cannot be represented, or whose capacity
-    does not grow.
+    does not grow, and for tiers of a tower that has no segment lengths.
     """
-    ladder = tuple(Rung(budget, _capacity(config, budget, capacity)) for budget in _listed(config))
+    full = [Rung(budget, _capacity(config, budget, capacity)) for budget in _listed(config)]
+    _check_growth(config, full)
+    return tuple(rung for widest in full for rung in _tiers(widest, config.longest_tiers or ()))
+
+
+def _tiers(widest: Rung, tiers: Sequence[int]) -> list[Rung]:
+    """The rung and those of its budget for shorter segments only, which kernels run faster."""
+    longest = widest.capacity.longest
+    if tiers and not longest:
+        raise ValueError("ladder.longest_tiers is set, and this tower's kernels do not care about lengths")
+    shorter = sorted({tier for tier in tiers if tier < longest})
+    return [Rung(widest.budget, replace(widest.capacity, longest=tier)) for tier in (*shorter, longest)]
+
+
+def _check_growth(config: LadderConfig, ladder: Sequence[Rung]) -> None:
     for lower, upper in pairwise(ladder):
         if not _grows(lower.capacity, upper.capacity):
             raise ValueError(
                 f"a rung of budget {upper.budget} holds {upper.capacity}, which does not grow from "
                 f"{lower.capacity} at budget {lower.budget} ({_key(config, upper.budget)})"
             )
-    return ladder
 
 
 def _listed(config: LadderConfig) -> tuple[int, ...]:

@@ -1,9 +1,9 @@
 """Packing: which items share a replay, and which rung runs them, for the least predicted milliseconds.
 
 An order of the items is cut into packs by dynamic programming, which is exact for that order; the orders
-tried are FIFO and by size, and the cheaper plan wins. The plan is fair: the pack of the oldest item comes
-first. An item that fits no rung runs eagerly, alone. Pure Python and numpy; knows nothing of towers,
-clocks or queues. Relies on an ascending ladder (`build_ladder`).
+tried are FIFO, by size and by longest segment, and the cheapest plan wins. The plan is fair: the pack of
+the oldest item comes first. An item that fits no rung runs eagerly, alone. Rungs need no order: one may hold
+more rows and another longer segments. Pure Python and numpy; knows nothing of towers, clocks or queues.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TIE = 1 + 1e-9
 class CostTable:
     """Milliseconds of a pack, measured or assumed.
 
-    rung_ms         one replay of each rung, ascending rungs
+    rung_ms         one replay of each rung, in the ladder's order
     eager_fixed_ms  an eager run costs this ...
     eager_row_ms    ... and this for every patch row
     pack_ms         what a pack costs beside its run; never zero, so that of two plans that cost the same
@@ -57,7 +57,7 @@ def plan(costs: Sequence[Cost], ladder: Sequence[Rung], table: CostTable) -> tup
     """Packs of the items, oldest item first; `costs` is FIFO, `Pack.members` are positions in it.
 
     Every item is in exactly one pack and every pack fits its rung. Eager packs of several items, made where
-    the table says that eager is cheaper, stay within the largest rung, so that their memory is bounded.
+    the table says that eager is cheaper, stay within some rung, so that their memory is bounded.
     """
     if len(table.rung_ms) != len(ladder):
         raise ValueError(f"the cost table has {len(table.rung_ms)} rungs, the ladder {len(ladder)}")
@@ -66,7 +66,7 @@ def plan(costs: Sequence[Cost], ladder: Sequence[Rung], table: CostTable) -> tup
     if not ladder:
         return tuple(Pack((item,), None) for item in range(len(costs)))
     asked, held = _counters(costs), _counters([rung.capacity for rung in ladder])
-    is_oversize = (asked > held[-1]).any(axis=1)
+    is_oversize = ~_fits(asked, held).any(axis=1)
     packs = [Pack((item,), None) for item in np.flatnonzero(is_oversize).tolist()]
     packs += _cheapest_partition(np.flatnonzero(~is_oversize), asked, _shapes(held, table), table)
     return tuple(sorted(packs))
@@ -86,9 +86,9 @@ Ints = npt.NDArray[np.int64]
 
 
 class _Shapes(NamedTuple):
-    """The rungs worth using: no larger one is as cheap. So time grows with size.
+    """The rungs worth using, the fastest first: none that holds as much is as fast.
 
-    rungs (S,) positions on the ladder; held (S, 4); ms (S,)
+    rungs (S,) positions on the ladder; held (S, 5); ms (S,)
     """
 
     rungs: Ints
@@ -104,34 +104,44 @@ class _Partition(NamedTuple):
 class _Reach(NamedTuple):
     """Looking on from each start, as lists, because the loop over them is plain Python.
 
-    ends           (items, shapes): the end of the longest run of items that the shape holds
-    smallest       (items,): the first shape that holds the item at the start
+    ends           (items, shapes): the end of the longest run of items that this or a faster shape holds
+    fastest        (items,): the first shape that holds the item at the start
     is_eager_best  (items,): whether eager is cheaper than a replay for some run from here
     """
 
     ends: list[list[int]]
-    smallest: list[int]
+    fastest: list[int]
     is_eager_best: list[bool]
 
 
 def _counters(costs: Sequence[Cost]) -> Ints:
-    """(items, 4)."""
-    rows = [(cost.patch_rows, cost.out_rows, cost.sequences, cost.windows) for cost in costs]
+    """(items, 5): four counters that add up, and the longest segment."""
+    rows = [(cost.patch_rows, cost.out_rows, cost.sequences, cost.windows, cost.longest) for cost in costs]
     return np.array(rows, dtype=np.int64)
 
 
+def _fits(asked: Ints, held: Ints) -> npt.NDArray[np.bool_]:
+    """(asked, held): whether all of one's counters are within the other's."""
+    within = [each[:, None] <= limits for each, limits in zip(asked.T, held.T, strict=True)]
+    fits: npt.NDArray[np.bool_] = np.logical_and.reduce(within)
+    return fits
+
+
 def _shapes(held: Ints, table: CostTable) -> _Shapes:
-    ms = np.array(table.rung_ms)
-    cheapest_from = np.minimum.accumulate(ms[::-1])[::-1]
-    is_useful = np.append(ms[:-1] < cheapest_from[1:], True)
-    return _Shapes(np.flatnonzero(is_useful), held[is_useful], ms[is_useful])
+    ms, position = np.array(table.rung_ms), np.arange(len(held))
+    is_faster = (ms < ms[:, None]) | (ms == ms[:, None]) & (position > position[:, None])
+    is_useful = ~(_fits(held, held) & is_faster).any(axis=1)
+    by_ms = np.argsort(ms, kind="stable")
+    rungs = by_ms[is_useful[by_ms]]
+    return _Shapes(rungs, held[rungs], ms[rungs])
 
 
 def _cheapest_partition(fifo: Ints, asked: Ints, shapes: _Shapes, table: CostTable) -> list[Pack]:
     """The cheapest contiguous partition over the orders tried; FIFO wins a tie."""
-    by_size = fifo[np.argsort(asked[fifo, 0], kind="stable")]
-    orders = [fifo] if np.array_equal(fifo, by_size) else [fifo, by_size]
-    partitions = [_partition(order.tolist(), asked[order], shapes, table) for order in orders]
+    rows, longest = asked[fifo, 0], asked[fifo, 4]
+    orders = [fifo, fifo[np.argsort(rows, kind="stable")], fifo[np.lexsort((rows, longest))]]
+    distinct = {order.tobytes(): order for order in orders}.values()
+    partitions = [_partition(order.tolist(), asked[order], shapes, table) for order in distinct]
     return min(partitions, key=lambda partition: partition.total_ms).packs
 
 
@@ -139,7 +149,8 @@ def _partition(order: list[int], asked: Ints, shapes: _Shapes, table: CostTable)
     """The exact cheapest cut of one order, from the last item backwards.
 
     A replay costs the same however full it is, and fewer items never cost more, so from every start only
-    the longest run that each shape holds needs a look. Eager costs its rows, so there every run does.
+    the longest run that each shape holds needs a look, and only if no faster shape holds it. Eager costs
+    its rows, so there every run needs one.
     """
     size = len(order)
     reach = _reach(asked, shapes, table)
@@ -150,9 +161,12 @@ def _partition(order: list[int], asked: Ints, shapes: _Shapes, table: CostTable)
     to_end_ms = [inf] * size + [eager_rows_ms[size]]
     cuts: list[tuple[int, int | None]] = [(size, None)] * size
     for start in range(size - 1, -1, -1):
-        best, ends = inf, reach.ends[start]
-        for shape in range(reach.smallest[start], len(ends)):
+        best, ends, reached = inf, reach.ends[start], start
+        for shape in range(reach.fastest[start], len(ends)):
             end = ends[shape]
+            if end == reached:
+                continue
+            reached = end
             total = shape_ms[shape] + rest_ms[end]
             if total <= best * TIE:
                 best = total
@@ -173,19 +187,27 @@ def _partition(order: list[int], asked: Ints, shapes: _Shapes, table: CostTable)
 
 def _reach(asked: Ints, shapes: _Shapes, table: CostTable) -> _Reach:
     size = len(asked)
-    before = np.zeros((asked.shape[1], size + 1), dtype=np.int64)
-    np.cumsum(asked.T, axis=1, out=before[:, 1:])
-    ends = np.full((size, len(shapes.held)), size)
-    for total, limits in zip(before, shapes.held.T, strict=True):
-        if total[-1] > limits[0]:
+    before = np.zeros((4, size + 1), dtype=np.int64)
+    np.cumsum(asked.T[:4], axis=1, out=before[:, 1:])
+    ends = _next_too_long(asked[:, 4], shapes.held[:, 4])
+    for total, limits in zip(before, shapes.held.T[:4], strict=True):
+        if total[-1] > limits.min():
             np.minimum(ends, np.searchsorted(total, total[:-1, None] + limits, side="right") - 1, out=ends)
-    smallest = (ends == np.arange(size)[:, None]).sum(axis=1)
+    np.maximum.accumulate(ends, axis=1, out=ends)
+    fastest = (ends == np.arange(size)[:, None]).sum(axis=1)
     is_eager_best = _is_eager_best(ends, before[0], shapes, table)
-    return _Reach(ends.tolist(), smallest.tolist(), is_eager_best)
+    return _Reach(ends.tolist(), fastest.tolist(), is_eager_best)
+
+
+def _next_too_long(longest: Ints, limits: Ints) -> Ints:
+    """(items, shapes): from each item on, the first whose segments are too long for the shape."""
+    size = len(longest)
+    positions = np.where(longest[:, None] > limits, np.arange(size)[:, None], size)
+    return np.minimum.accumulate(positions[::-1], axis=0)[::-1].copy()
 
 
 def _is_eager_best(ends: Ints, rows_before: Ints, shapes: _Shapes, table: CostTable) -> list[bool]:
-    """(items,). A replay is at its worst for the shortest run that the next smaller shape does not hold."""
+    """(items,). A replay is at its worst for the shortest run that no faster shape holds."""
     if table.eager_fixed_ms >= shapes.ms[-1]:
         return [False] * len(ends)
     starts = np.arange(len(ends))

@@ -1,7 +1,7 @@
 """Runs packs on a tower: one captured shape per rung over static memory, eager for what fits none.
 
-`Runner` is the interface. `LadderRunner` is all of it but one step, recording a shape, which a device
-does its own way; `CpuRunner` records nothing and calls the tower again, on the same padded memory, so that
+`Runner` is the interface. `LadderRunner` is all of it but what a device does its own way, above all
+recording a shape; `CpuRunner` records nothing and calls the tower again, on the same padded memory, so that
 ladder, padding, tail and checks are the same with and without a GPU. Every result owns its storage: no
 later run changes it, and it keeps nothing else alive. Knows no model, no queue and no plan.
 """
@@ -12,6 +12,7 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -19,10 +20,10 @@ from typing import NamedTuple, Protocol
 import torch
 
 from encoder_pool.core import Cost, Grid, Rung
-from encoder_pool.graphs.arena import Arena, RungBuffers, check_inputs, zero_inputs
+from encoder_pool.graphs.arena import Arena, RungBuffers, check_inputs, split_metadata, zero_inputs
 from encoder_pool.graphs.counters import Counters, EagerReason, Ledger
 from encoder_pool.graphs.mismatch import BatchMismatch, expect
-from encoder_pool.towers.adapter import StagedItem, Tower
+from encoder_pool.towers.adapter import Metadata, StagedItem, Tower
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +85,10 @@ class Runner(Protocol):
         """
         ...
 
+    def run_into(self, batch: Batch, rung: int | None, rows: torch.Tensor) -> None:
+        """Write the rows that `run` gives into memory of the caller's, of the same shape and type."""
+        ...
+
     def reset_counters(self) -> None:
         """Start counting again, at zero."""
         ...
@@ -128,7 +133,7 @@ class LadderRunner(ABC):
         return sum(static.untyped_storage().nbytes() for static in self.static_tensors())
 
     def static_tensors(self) -> tuple[torch.Tensor, ...]:
-        """What the captured shapes read: the inputs at their largest, and the metadata of each."""
+        """What captured shapes share with their callers: the inputs at their largest, and their metadata."""
         if not self._captured:
             return ()
         metadata = (tensor for captured in self._captured for tensor in captured.buffers.tensors.values())
@@ -141,14 +146,20 @@ class LadderRunner(ABC):
 
     def run(self, batch: Batch, rung: int | None) -> torch.Tensor:
         """See Runner. The rows are an ordinary tensor, whatever grad or inference mode the caller is in."""
-        with self._lock, torch.inference_mode():
-            rows = self._eager(batch) if rung is None else self._replay(batch, rung)
-            return _owned(rows[: batch.cost.out_rows])
+        with self._lock, torch.inference_mode(), self._turn():
+            return _owned(self._rows(batch, rung))
+
+    def run_into(self, batch: Batch, rung: int | None, rows: torch.Tensor) -> None:
+        """See Runner. Raises BatchMismatch for rows of another shape or type."""
+        with self._lock, torch.inference_mode(), self._turn():
+            given = self._rows(batch, rung)
+            expect("rows", (given.shape, given.dtype), (rows.shape, rows.dtype))
+            rows.copy_(given)
 
     def capture(self, progress: Progress) -> None:
         """See Runner."""
-        with self._lock, torch.inference_mode():
-            self._arena, self._captured = None, ()
+        with self._lock, torch.inference_mode(), self._turn():
+            self._forget()
             failures = []
             for done, rung in enumerate(reversed(self._asked), start=1):
                 try:
@@ -163,8 +174,24 @@ class LadderRunner(ABC):
                 raise RuntimeError(f"no rung could be captured; {'; '.join(failures)}")
 
     @abstractmethod
-    def _record(self, forward: Replay) -> Replay:
-        """A warmed-up shape as it is run from now on. `forward` calls the tower on the static memory."""
+    def _record(self, forward: Replay, rows: torch.Tensor) -> Replay:
+        """A shape as it is run from now on.
+
+        forward  calls the tower on the static memory
+        rows     what it gave in the warm-up; nobody else needs them
+        """
+
+    def _turn(self) -> AbstractContextManager[None]:
+        """Around every run and capture: a device that works on its own puts them in order here."""
+        return nullcontext()
+
+    def _forget(self) -> None:
+        """Give up all captured shapes."""
+        self._arena, self._captured = None, ()
+
+    def _metadata(self, batch: Batch, capacity: Cost | None) -> Metadata:
+        """The tower's metadata, from where it is quickly copied to the device."""
+        return self._tower.metadata(batch.grids, capacity)
 
     def _capture_rung(self, rung: Rung) -> _Captured:
         # Made for the first rung that works: the memory of a failed larger one is given back.
@@ -173,17 +200,23 @@ class LadderRunner(ABC):
         buffers = arena.bind(rung, metadata)
         buffers.clear()
         forward = partial(self._tower.forward, buffers.inputs, buffers.metadata)
-        expect("output rows", rung.capacity.out_rows, len(forward()))
-        captured = _Captured(buffers, self._record(forward))
+        rows = forward()
+        expect("output rows", rung.capacity.out_rows, len(rows))
+        captured = _Captured(buffers, self._record(forward, rows))
         self._arena = arena
         return captured
+
+    def _rows(self, batch: Batch, rung: int | None) -> torch.Tensor:
+        """(out_rows, H), overwritten by the next run."""
+        rows = self._eager(batch) if rung is None else self._replay(batch, rung)
+        return rows[: batch.cost.out_rows]
 
     def _replay(self, batch: Batch, rung: int) -> torch.Tensor:
         if not 0 <= rung < len(self._captured):
             raise BatchMismatch("rung", f"a position below {len(self._captured)}", rung)
         buffers, replay = self._captured[rung]
         buffers.check(batch.inputs, batch.cost)
-        buffers.load(batch.inputs, self._tower.metadata(batch.grids, buffers.rung.capacity))
+        buffers.load(batch.inputs, self._metadata(batch, buffers.rung.capacity))
         rows = replay()
         self._ledger.replayed(buffers.rung, len(batch.grids), batch.cost)
         return rows
@@ -191,17 +224,21 @@ class LadderRunner(ABC):
     def _eager(self, batch: Batch) -> torch.Tensor:
         check_inputs(self._tower.inputs, batch.inputs, batch.cost)
         # Copied, since a tower may write into its inputs, and these are the caller's.
-        inputs = {key: tensor.clone() for key, tensor in batch.inputs.items()}
-        rows = self._tower.forward(inputs, self._tower.metadata(batch.grids, None))
+        inputs = {key: tensor.to(self._device, copy=True) for key, tensor in batch.inputs.items()}
+        rows = self._tower.forward(inputs, self._on_device(self._metadata(batch, None)))
         expect("output rows", batch.cost.out_rows, len(rows))
         self._ledger.ran_eagerly(self._reason(batch.cost), len(batch.grids), batch.cost)
         return rows
+
+    def _on_device(self, metadata: Metadata) -> Metadata:
+        tensors, scalars = split_metadata(metadata)
+        return {key: value.to(self._device, non_blocking=True) for key, value in tensors.items()} | scalars
 
     def _reason(self, cost: Cost) -> EagerReason:
         ladder = self.ladder
         if not ladder:
             return EagerReason.NO_LADDER
-        if cost.fits(ladder[-1].capacity):
+        if any(cost.fits(rung.capacity) for rung in ladder):
             return EagerReason.CHEAPER
         if any(cost.fits(rung.capacity) for rung in self._asked):
             return EagerReason.RUNG_DROPPED
@@ -214,7 +251,7 @@ class CpuRunner(LadderRunner):
     def __init__(self, tower: Tower, ladder: Sequence[Rung]) -> None:
         super().__init__(tower, ladder, torch.device("cpu"))
 
-    def _record(self, forward: Replay) -> Replay:
+    def _record(self, forward: Replay, rows: torch.Tensor) -> Replay:
         return forward
 
 

@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
@@ -22,11 +23,13 @@ class Host:
 
     cpus: float
     free_bytes: int
+    gpus: int = 0
 
     @staticmethod
     def this() -> Host:
         """The host we run on."""
-        return Host(float(os.cpu_count() or 1), psutil.virtual_memory().available)
+        gpus = count_gpus(Path("/"), os.environ.get("CUDA_VISIBLE_DEVICES"))
+        return Host(float(os.cpu_count() or 1), psutil.virtual_memory().available, gpus)
 
 
 def problems(service: ServiceFile, plans: Sequence[PoolPlan], host: Host) -> list[str]:
@@ -38,6 +41,9 @@ def problems(service: ServiceFile, plans: Sequence[PoolPlan], host: Host) -> lis
             f"the applications reserve {cpus:g} CPUs (replica.cpus + shard.cpus, times "
             f"scaling.min_replicas); this host has {host.cpus:g}"
         )
+    gpus = sum(plan.gpus for plan in plans)
+    if gpus > host.gpus + 1e-9:
+        found.append(_too_few_gpus(gpus, host.gpus))
     needed = sum(plan.host_bytes + plan.num_replicas * PROCESS_BYTES for plan in plans)
     if needed > host.free_bytes:
         found.append(f"about {needed >> 20} MiB of memory are needed, {host.free_bytes >> 20} MiB are free")
@@ -47,6 +53,30 @@ def problems(service: ServiceFile, plans: Sequence[PoolPlan], host: Host) -> lis
             "(http_options.host, http_options.port, or --port to choose another)"
         )
     return found
+
+
+def _too_few_gpus(needed: float, there: int) -> str:
+    reserved = f"the applications reserve {needed:g} GPUs (shard.gpus, times scaling.min_replicas)"
+    if there:
+        return f"{reserved}; this host has {there}"
+    return (
+        f"{reserved}; this host has none that its NVIDIA driver shows (CUDA_VISIBLE_DEVICES included). Start "
+        "it where there is a GPU, or serve a file with model.device cpu, such as serve_configs/demo.yaml"
+    )
+
+
+def count_gpus(root: Path, visible: str | None) -> int:
+    """NVIDIA GPUs that a process here may use, as the driver's files say; without importing torch.
+
+    A container sees the device files of its own GPUs only, but the driver's list of all of the host.
+
+    visible  as CUDA_VISIBLE_DEVICES: what of them is shown, None for all
+    """
+    devices = sum(path.name.removeprefix("nvidia").isdigit() for path in (root / "dev").glob("nvidia*"))
+    there = devices or len(list((root / "proc/driver/nvidia/gpus").glob("*")))
+    if visible is None:
+        return there
+    return min(there, len([name for name in visible.split(",") if name.strip() not in ("", "-1")]))
 
 
 def why_unbindable(host: str, port: int) -> str | None:

@@ -42,8 +42,13 @@ class PoolPlan:
         return self.num_replicas * (self.config.replica.cpus + self.config.shard.cpus)
 
     @property
+    def gpus(self) -> float:
+        """GPUs that all shards reserve together."""
+        return self.num_replicas * self.config.gpus
+
+    @property
     def host_bytes(self) -> int:
-        """Host memory of all rings and weights together."""
+        """Host memory of all rings and weights together; weights pass through it on their way to a GPU."""
         return self.num_replicas * (self.sizing.ring_bytes + self.weight_bytes)
 
 

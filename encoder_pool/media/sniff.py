@@ -15,19 +15,26 @@ from encoder_pool.errors import TooLarge, UndecodableMedia, UnsupportedMedia
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A media format; `modality` is what an item in it may be, None if no item may."""
+    """A media format; `modality` is what an item in it is by itself, None if no item may be in it.
+
+    `is_film` formats hold pictures and sound, so that an item in one may be sent as video too.
+    """
 
     name: str
     modality: Modality | None
+    is_film: bool = False
+
+    def may_be(self, modality: Modality) -> bool:
+        """Whether an item of this modality may be in this format."""
+        return modality is self.modality or (self.is_film and modality is Modality.VIDEO)
 
 
 JPEG, PNG, WEBP, GIF, BMP, TIFF = (
     Format(name, Modality.IMAGE) for name in ("jpeg", "png", "webp", "gif", "bmp", "tiff")
 )
-# MP4 and WebM stand here for the sound in them.
-WAV, FLAC, OGG, MP3, MP4, WEBM, MATROSKA = (
-    Format(name, Modality.AUDIO) for name in ("wav", "flac", "ogg", "mp3", "mp4", "webm", "matroska")
-)
+WAV, FLAC, OGG, MP3 = (Format(name, Modality.AUDIO) for name in ("wav", "flac", "ogg", "mp3"))
+# By themselves these stand for the sound in them; an item that is sent as video is the pictures.
+MP4, WEBM, MATROSKA = (Format(name, Modality.AUDIO, is_film=True) for name in ("mp4", "webm", "matroska"))
 HEIC, AVIF, SVG, PDF, HTML = (Format(name, None) for name in ("heic", "avif", "svg", "pdf", "html"))
 
 ACCEPTED = (JPEG, PNG, WEBP, GIF, BMP, TIFF, WAV, FLAC, OGG, MP3, MP4, WEBM, MATROSKA)
@@ -95,7 +102,7 @@ def expect_format(media: Media, limits: LimitsConfig) -> Format:
     if found is None or found.modality is None:
         what = "its format is not known" if found is None else f"{found.name} is not supported"
         raise UnsupportedMedia(f"the {media.modality} cannot be read: {what}; {accepted}", param=media.param)
-    if found.modality is not media.modality:
+    if not found.may_be(media.modality):
         raise UnsupportedMedia(
             f"the item is sent as {media.modality}, but its bytes are {found.name}, "
             f"which is {found.modality}; {accepted}",
@@ -120,7 +127,7 @@ def id3_length(data: bytes) -> int:
 
 
 def _accepted(modality: Modality) -> list[str]:
-    return [accepted.name for accepted in ACCEPTED if accepted.modality is modality]
+    return [accepted.name for accepted in ACCEPTED if accepted.may_be(modality)]
 
 
 def _of_brand(brand: bytes) -> Format:

@@ -50,7 +50,7 @@ class PackReply:
     """The embeddings are in the slot's output region, item after item, `cost.out_rows` rows each.
 
     finite    per item, whether all its rows are finite numbers
-    encode_s  seconds from reading the slot to having written it
+    encode_s  seconds from reading the slot, or the end of the pack before, to having written it
     counters  of the shard's runner, after this pack
     """
 

@@ -1,7 +1,8 @@
 """A shard as a Ray actor: where it is placed, on which threads it runs, and how its errors read.
 
-Load, capture and run share a thread of their own; `status` is answered on another. The actor is
-owned by the replica: when that dies, Ray ends the actor with it.
+Load, capture and run have a thread for every pack in flight, on which they wait for the shard's own;
+`status` is answered on another. The actor is owned by the replica: when that dies, Ray ends the actor
+with it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ NAMESPACE = "encoder-pool"
 """Shards are named actors in here, so that the command line can show how far a start has come."""
 
 WORK, CONTROL = "work", "control"
-"""Threads of the actor, one each."""
+"""Groups of the actor's threads."""
 
 T = TypeVar("T")
 _incarnation = itertools.count(1)
@@ -90,7 +91,11 @@ def start_ray_shard(
 ) -> RayShard:
     """Ask Ray for a shard in the bundle of the placement group; it is created in the background."""
     remote: Any = ray.remote  # its types do not know concurrency groups
-    actor_class = remote(concurrency_groups={WORK: 1, CONTROL: 1}, num_cpus=config.shard.cpus)(Shard)
+    actor_class = remote(
+        concurrency_groups={WORK: config.queue.packs_in_flight, CONTROL: 1},
+        num_cpus=config.shard.cpus,
+        num_gpus=config.gpus,
+    )(Shard)
     actor = actor_class.options(
         name=f"{name}#{next(_incarnation)}",
         namespace=NAMESPACE,

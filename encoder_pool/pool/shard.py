@@ -1,33 +1,44 @@
 """The actor that owns one device and the captured tower on it.
 
 It reads packs out of the ring, runs them, and writes embeddings back. It queues nothing and chooses
-nothing: the replica planned the pack. `load`, `capture` and `run` are called on one thread, the one that
-captures and replays; `status` on another, so that a shard answers while it works. torch is imported in
-here and not with the module, because the replica imports the module too.
+nothing: the replica planned the pack. The tower is loaded, captured and run on one thread of the shard's own;
+the threads that call `run` wait there for their rows, so that a device is handed the next pack while it
+computes. `status` is answered meanwhile. torch is imported in here and not with the module, because the
+replica imports the module too.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 import os
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from encoder_pool.config import PoolConfig
 from encoder_pool.core import Rung
+from encoder_pool.graphs.counters import Counters
 from encoder_pool.pool.messages import ItemLayout, PackReply, PackRequest, Phase, ShardReport, ShardStatus
+from encoder_pool.pool.own_thread import OwnThread
 from encoder_pool.pool.ring import Ring, RingAddress
 from encoder_pool.towers.adapter import StagedItem, adapter_class
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
     import torch
 
     from encoder_pool.graphs.runner import Runner
+    from encoder_pool.graphs.staging import HostSlot, Pending, Staging
     from encoder_pool.towers.adapter import Tower
+
+logger = logging.getLogger(__name__)
+
+DEVICE_LOST = 70
+"""Exit status of a shard whose device refuses all further work: a new process can use it again."""
 
 
 class Shard:
@@ -42,68 +53,141 @@ class Shard:
         self._ring = Ring.attach(ring)
         self._phase = Phase.LOAD
         self._fraction = 0.0
+        self._thread = OwnThread("tower")
+        self._busy = _BusyTime()
+        self._width: int
         self._tower: Tower
         self._runner: Runner
+        self._staging: Staging
 
     def load(self) -> None:
         """Load the tower's weights. Raises ValueError if they do not fit the tower."""
-        import torch
-
-        torch.set_num_threads(self._config.shard.threads)
-        adapter = adapter_class(self._config.model.adapter)(self._checkpoint)
-        self._tower = adapter.load(self._config.model.device, self._config.model.dtype)
+        self._thread.call(self._load)
 
     def capture(self) -> ShardReport:
         """Capture the ladder and time its rungs."""
-        from encoder_pool.graphs.measure import measure
-        from encoder_pool.graphs.runner import CpuRunner
-
-        self._phase = Phase.CAPTURE
-        self._runner = CpuRunner(self._tower, self._ladder)
-        self._runner.capture(self._progress)
-        table = measure(self._runner, self._tower, clock=time.process_time)
-        self._phase, self._fraction = Phase.SERVE, 1.0
-        return ShardReport(self._runner.ladder, table, os.getpid())
+        return self._thread.call(self._capture)
 
     def run(self, request: PackRequest) -> PackReply:
-        """Encode a pack that lies in the ring. It fails as a whole; the replica retries its items."""
-        from encoder_pool.graphs.runner import Batch
+        """Encode a pack that lies in the ring. It fails as a whole; the replica retries its items.
 
-        started = time.perf_counter()
-        region = self._ring.input(request.slot)
-        staged = [_read(layout, region) for layout in request.items]
-        batch = Batch.of(self._tower, staged, [layout.cost for layout in request.items])
-        rows = self._runner.run(batch, request.rung)
-        _write(rows, self._ring.output(request.slot))
-        finite = _finite_items(rows, [layout.cost.out_rows for layout in request.items])
-        return PackReply(finite, time.perf_counter() - started, self._runner.counters)
+        Ends the process if the device is lost: every later pack would fail too.
+        """
+        try:
+            launched = self._thread.call(self._launch, request)
+            is_finite = launched.pending.wait()
+        except Exception:
+            if self._staging.is_lost():
+                logger.critical("the device is lost; the shard ends", exc_info=True)
+                os._exit(DEVICE_LOST)
+            raise
+        finite = _finite_items(is_finite, [layout.cost.out_rows for layout in request.items])
+        return PackReply(finite, self._busy.since(launched.started), launched.counters)
 
     def status(self) -> ShardStatus:
         """What the shard is doing, answered also while it works."""
         return ShardStatus(self._phase, self._fraction, os.getpid())
 
+    def _load(self) -> None:
+        import torch
+
+        torch.set_num_threads(self._config.shard.threads)
+        adapter = adapter_class(self._config.model.adapter)(self._checkpoint)
+        self._width = adapter.width
+        self._tower = adapter.load(self._config.model.device, self._config.model.dtype)
+
+    def _capture(self) -> ShardReport:
+        from encoder_pool.graphs.measure import measure
+
+        self._phase = Phase.CAPTURE
+        self._runner, self._staging, clock = self._on_device()
+        self._runner.capture(self._progress)
+        with self._staging.stream():
+            table = measure(self._runner, self._tower, clock)
+        self._phase, self._fraction = Phase.SERVE, 1.0
+        return ShardReport(self._runner.ladder, table, os.getpid())
+
+    def _on_device(self) -> tuple[Runner, Staging, Callable[[], float]]:
+        """Runner, staging, and the clock that measures it."""
+        import torch
+
+        slots, dtype = _host_slots(self._ring), getattr(torch, self._config.model.dtype.value)
+        if self._config.model.device == "cpu":
+            from encoder_pool.graphs.runner import CpuRunner
+            from encoder_pool.graphs.staging import HostStaging
+
+            staging = HostStaging(slots, self._width, dtype)
+            return CpuRunner(self._tower, self._ladder), staging, time.process_time
+        from encoder_pool.graphs.cuda import CudaRunner, synchronised_clock
+        from encoder_pool.graphs.staging import CudaStaging
+
+        runner = CudaRunner(self._tower, self._ladder)
+        return runner, CudaStaging(slots, self._width, dtype, runner.stream), synchronised_clock
+
+    def _launch(self, request: PackRequest) -> _Launched:
+        """Hand the pack to the device. On a GPU none of it has happened yet when this returns."""
+        from encoder_pool.graphs.runner import Batch
+
+        started = time.perf_counter()
+        with self._staging.stream():
+            region = self._staging.receive(request.slot, max(map(_end, request.items)))
+            staged = [_read(layout, region) for layout in request.items]
+            batch = Batch.of(self._tower, staged, [layout.cost for layout in request.items])
+            rows = self._staging.rows(request.slot, batch.cost.out_rows)
+            self._runner.run_into(batch, request.rung, rows)
+            pending = self._staging.send(request.slot, rows)
+        return _Launched(started, pending, self._runner.counters)
+
     def _progress(self, done: int, total: int) -> None:
         self._fraction = done / total
 
 
-def _read(layout: ItemLayout, region: npt.NDArray[np.uint8]) -> StagedItem:
-    """The item's array as a tensor over the ring, not copied."""
+class _Launched(NamedTuple):
+    started: float
+    pending: Pending
+    counters: Counters
+
+
+class _BusyTime:
+    """Seconds that each pack had the device, of packs that overlap and end one after the other."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._until = 0.0
+
+    def since(self, started: float) -> float:
+        """From the start of a pack that has just ended, or the end of the one before, until now."""
+        with self._lock:
+            begun, self._until = max(started, self._until), time.perf_counter()
+            return self._until - begun
+
+
+def _host_slots(ring: Ring) -> list[HostSlot]:
     import torch
 
-    dtype = np.dtype(layout.dtype)
-    array = np.frombuffer(region, dtype, int(np.prod(layout.shape)), layout.offset).reshape(layout.shape)
-    return StagedItem(torch.from_numpy(array), layout.grid)
+    from encoder_pool.graphs.staging import HostSlot
+
+    return [
+        HostSlot(torch.from_numpy(ring.input(slot)), torch.from_numpy(ring.output(slot)))
+        for slot in range(ring.address.slots)
+    ]
 
 
-def _write(rows: torch.Tensor, region: npt.NDArray[np.uint8]) -> None:
+def _end(layout: ItemLayout) -> int:
+    """Where the item's bytes end in the slot."""
+    return layout.offset + math.prod(layout.shape) * np.dtype(layout.dtype).itemsize
+
+
+def _read(layout: ItemLayout, region: torch.Tensor) -> StagedItem:
+    """The item's array as a tensor over the slot's bytes, not copied."""
     import torch
 
-    flat = rows.contiguous().view(-1).view(torch.uint8)
-    torch.from_numpy(region)[: flat.numel()].copy_(flat)
+    dtype = torch.from_numpy(np.empty(0, np.dtype(layout.dtype))).dtype
+    return StagedItem(region[layout.offset : _end(layout)].view(dtype).view(layout.shape), layout.grid)
 
 
-def _finite_items(rows: torch.Tensor, sizes: Sequence[int]) -> tuple[bool, ...]:
+def _finite_items(is_finite: torch.Tensor, sizes: Sequence[int]) -> tuple[bool, ...]:
     """Per item, whether all of its rows are finite."""
     import torch
 
-    return tuple(bool(part.isfinite().all()) for part in torch.split(rows, list(sizes)))
+    return tuple(bool(part.all()) for part in torch.split(is_finite, list(sizes)))

@@ -12,7 +12,7 @@ def next_fit(costs: Sequence[Cost], ladder: Sequence[Rung]) -> list[Pack]:
     members: list[int] = []
     for item in sorted(range(len(costs)), key=lambda item: costs[item].patch_rows):
         together = Cost.total(costs[member] for member in (*members, item))
-        if members and not together.fits(ladder[-1].capacity):
+        if members and not any(together.fits(rung.capacity) for rung in ladder):
             packs.append(_cover(members, costs, ladder))
             members = []
         members.append(item)

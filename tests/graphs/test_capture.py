@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
 
-from encoder_pool.core import Cost, Grid
+from encoder_pool.core import Cost, Grid, Rung
 from encoder_pool.graphs.counters import EagerReason, Tally
 from encoder_pool.graphs.mismatch import BatchMismatch
 from encoder_pool.graphs.runner import CpuRunner
@@ -90,6 +91,45 @@ def test_the_memory_of_a_dropped_largest_rung_is_given_back() -> None:
     runner = captured(FailingTower(MERGE * 16), LADDER)
     assert runner.static_bytes == captured(RaggedTower(), LADDER[:2]).static_bytes
     assert CpuRunner(RaggedTower(), LADDER).static_bytes == 0
+
+
+TIERS = tuple(
+    Rung(rung.budget, replace(rung.capacity, longest=longest)) for rung in LADDER for longest in (8, 64)
+)
+
+
+class TieredTower(RaggedTower):
+    """Takes the tier of its rung as a baked number, and fails at one budget and tier."""
+
+    def __init__(self, failing: Cost) -> None:
+        super().__init__()
+        self._failing = failing
+
+    def metadata(self, grids: Sequence[Grid], capacity: Cost | None) -> Metadata:
+        if capacity == self._failing:
+            raise RuntimeError("out of memory")
+        return {**super().metadata(grids, capacity), "longest": capacity.longest if capacity else 0}
+
+
+def test_without_its_largest_rung_a_ladder_of_tiers_serves_what_the_others_hold() -> None:
+    tower = TieredTower(TIERS[-1].capacity)
+    runner = captured(tower, TIERS)
+    assert runner.ladder == TIERS[:-1]
+    for out_rows, longest, position in ((16, 8, 4), (7, 64, 3), (7, 8, 2)):
+        batch = clip_batch(tower, strip(out_rows))
+        batch = replace(batch, cost=replace(batch.cost, longest=longest))
+        rows = runner.run(batch, position)
+        assert torch.allclose(rows, runner.run(batch, None), atol=1e-6)
+    with pytest.raises(BatchMismatch, match="cost: expected at most"):
+        runner.run(replace(batch, cost=replace(batch.cost, longest=9)), 4)
+    runner.reset_counters()
+    for cost in (Cost(28, 7, 1, 0, 64), Cost(36, 9, 1, 0, 64), Cost(36, 9, 1, 0, 65)):
+        runner.run(replace(clip_batch(tower, strip(cost.out_rows)), cost=cost), None)
+    assert {reason: tally.items for reason, tally in runner.counters.eager.items()} == {
+        EagerReason.CHEAPER: 1,
+        EagerReason.RUNG_DROPPED: 1,
+        EagerReason.FITS_NO_RUNG: 1,
+    }
 
 
 def test_no_rung_at_all_is_an_error_that_names_every_failure() -> None:

@@ -82,6 +82,32 @@ def test_rungs_per_octave_reach_the_ladder() -> None:
     assert [rung.budget for rung in ladder] == [4, 6, 8]
 
 
+def with_lengths(budget: int) -> Cost:
+    return Cost(4 * budget, budget, budget, 0, 4 * budget)
+
+
+def test_every_budget_has_a_rung_for_each_shorter_tier_and_its_own_length() -> None:
+    ladder = build_ladder(LadderConfig(budgets=(2, 8), longest_tiers=(16, 4, 16)), with_lengths)
+    assert [(rung.budget, rung.capacity.longest) for rung in ladder] == [
+        (2, 4),
+        (2, 8),
+        (8, 4),
+        (8, 16),
+        (8, 32),
+    ]
+    assert {rung.capacity.patch_rows for rung in ladder if rung.budget == 8} == {32}
+
+
+def test_without_tiers_a_rung_holds_the_longest_segment_that_its_budget_can_have() -> None:
+    ladder = build_ladder(LadderConfig(min=2, max=4), with_lengths)
+    assert ladder == tuple(Rung(budget, with_lengths(budget)) for budget in (2, 4))
+
+
+def test_tiers_of_a_tower_without_lengths_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"ladder\.longest_tiers is set"):
+        build_ladder(LadderConfig(min=2, max=4, longest_tiers=(4,)), per_budget)
+
+
 @pytest.mark.parametrize(
     ("listed", "message"),
     [
@@ -122,6 +148,7 @@ def test_a_budget_that_cannot_be_represented_is_refused_with_the_reason(
         (lambda budget: Cost(8, 8, 8), "budget 8 holds .* does not grow from .* at budget 4"),
         (lambda budget: Cost(budget, budget, 100 - budget), "does not grow"),
         (lambda budget: Cost(budget, budget, 0), "budget 4 holds .*: nothing"),
+        (lambda budget: Cost(budget, budget, budget, 0, 100 - budget), "does not grow"),
     ],
 )
 def test_capacities_that_do_not_grow_are_refused(capacity: Callable[[int], Cost], message: str) -> None:

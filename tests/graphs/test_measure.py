@@ -30,6 +30,8 @@ class TimedRunner:
 
     def capture(self, progress: Progress) -> None: ...
 
+    def run_into(self, batch: Batch, rung: int | None, rows: torch.Tensor) -> None: ...
+
     def reset_counters(self) -> None:
         self.runs.append((None, Cost(0, 0, 0)))
 

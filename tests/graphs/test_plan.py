@@ -3,7 +3,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -56,18 +57,31 @@ def cheapest_fifo_ms(costs: Sequence[Cost], ladder: Sequence[Rung], table: CostT
 
 @st.composite
 def ladders(draw: st.DrawFn) -> tuple[Rung, ...]:
+    """Ascending budgets with a few tiers of segment length each, some of which failed to capture."""
     steps = draw(st.lists(st.tuples(st.integers(1, 40), *[st.integers(0, 6)] * 3), min_size=1, max_size=6))
+    tiers = draw(st.lists(st.integers(0, 12), min_size=1, max_size=4, unique=True))
     rungs, held = [], Cost(0, 1, 1, 0)
     for budget, step in enumerate(steps, start=1):
         held = held + Cost(*step)
-        rungs.append(Rung(budget, held))
-    return tuple(rungs)
+        rungs += [Rung(budget, replace(held, longest=tier)) for tier in sorted(tiers)]
+    return tuple(draw(st.lists(st.sampled_from(rungs), min_size=1, unique=True).map(sorted_as(rungs))))
+
+
+def sorted_as(rungs: list[Rung]) -> Callable[[list[Rung]], list[Rung]]:
+    return lambda left: sorted(left, key=rungs.index)
 
 
 @st.composite
 def problems(draw: st.DrawFn) -> tuple[list[Cost], tuple[Rung, ...], CostTable]:
     ladder = draw(ladders())
-    costs = st.builds(Cost, st.integers(1, 60), st.integers(0, 10), st.integers(0, 5), st.integers(0, 3))
+    costs = st.builds(
+        Cost,
+        st.integers(1, 60),
+        st.integers(0, 10),
+        st.integers(0, 5),
+        st.integers(0, 3),
+        st.integers(0, 14),
+    )
     ms = st.floats(0.01, 50)
     table = CostTable(
         tuple(draw(st.lists(ms, min_size=len(ladder), max_size=len(ladder)))),
@@ -90,7 +104,7 @@ def test_every_item_is_in_one_pack_that_fits_and_the_oldest_comes_first(
     for pack in packs:
         assert list(pack.members) == sorted(pack.members)
         total = Cost.total(costs[member] for member in pack.members)
-        assert len(pack.members) == 1 or total.fits(ladder[-1].capacity)
+        assert len(pack.members) == 1 or any(total.fits(rung.capacity) for rung in ladder)
         assert pack.rung is None or total.fits(ladder[pack.rung].capacity)
 
 
@@ -104,6 +118,8 @@ def test_a_plan_is_never_dearer_than_the_best_contiguous_partition(
     assert ours <= cheapest_fifo_ms(costs, ladder, table) + TOLERANCE_MS
     by_size = sorted(costs, key=lambda cost: cost.patch_rows)
     assert ours <= cheapest_fifo_ms(by_size, ladder, table) + TOLERANCE_MS
+    by_length = sorted(costs, key=lambda cost: (cost.longest, cost.patch_rows))
+    assert ours <= cheapest_fifo_ms(by_length, ladder, table) + TOLERANCE_MS
 
 
 @settings(deadline=None)
@@ -112,8 +128,23 @@ def test_a_plan_of_one_order_is_exact(
     problem: tuple[list[Cost], tuple[Rung, ...], CostTable],
 ) -> None:
     costs, ladder, table = problem
-    ordered = sorted(costs, key=lambda cost: cost.patch_rows)
-    fitting = [cost for cost in ordered if cost.fits(ladder[-1].capacity)]
+    # Equal lengths, so that all orders that are tried are this one.
+    ordered = sorted((replace(cost, longest=5) for cost in costs), key=lambda cost: cost.patch_rows)
+    fitting = [cost for cost in ordered if any(cost.fits(rung.capacity) for rung in ladder)]
+    ours = total_ms(plan(fitting, ladder, table), fitting, table)
+    assert ours == pytest.approx(cheapest_fifo_ms(fitting, ladder, table), abs=TOLERANCE_MS)
+
+
+@settings(deadline=None)
+@given(problems())
+def test_a_plan_of_items_that_ascend_in_size_and_length_is_exact(
+    problem: tuple[list[Cost], tuple[Rung, ...], CostTable],
+) -> None:
+    costs, ladder, table = problem
+    lengths = sorted(cost.longest for cost in costs)
+    by_size = sorted(costs, key=lambda cost: cost.patch_rows)
+    ordered = [replace(cost, longest=longest) for cost, longest in zip(by_size, lengths, strict=True)]
+    fitting = [cost for cost in ordered if any(cost.fits(rung.capacity) for rung in ladder)]
     ours = total_ms(plan(fitting, ladder, table), fitting, table)
     assert ours == pytest.approx(cheapest_fifo_ms(fitting, ladder, table), abs=TOLERANCE_MS)
 
@@ -208,6 +239,40 @@ def test_a_larger_rung_is_used_if_it_measured_faster() -> None:
     assert plan([item(3)], LADDER, table) == (Pack((0,), 2),)
 
 
+def tiers_of(*budgets: int, tiers: Sequence[int]) -> tuple[Rung, ...]:
+    return tuple(Rung(n, Cost(4 * n, n, 8, 0, tier)) for n in budgets for tier in tiers)
+
+
+def segment(rows: int, longest: int) -> Cost:
+    return Cost(4 * rows, rows, 1, 0, longest)
+
+
+TIERED = tiers_of(8, 16, tiers=(64, 256))
+TIERED_TABLE = CostTable((1.0, 3.0, 1.9, 6.0), 100.0, 1.0)
+
+
+def test_short_segments_share_a_rung_of_their_tier_and_long_ones_do_not_slow_them() -> None:
+    costs = [segment(8, 64), segment(8, 32), segment(8, 200)]
+    assert plan(costs, TIERED, TIERED_TABLE) == (Pack((0, 1), 2), Pack((2,), 1))
+
+
+def test_the_longest_segment_counts_and_not_their_sum() -> None:
+    assert plan([segment(2, 64)] * 8, TIERED, TIERED_TABLE) == (Pack(tuple(range(8)), 2),)
+
+
+def test_segments_of_mixed_length_are_packed_by_length_where_that_is_cheaper() -> None:
+    costs = [segment(4, 200), segment(3, 10), segment(4, 210), segment(5, 64)]
+    assert plan(costs, TIERED, TIERED_TABLE) == (Pack((0, 2), 1), Pack((1, 3), 0))
+
+
+def test_a_smaller_rung_holds_what_the_last_one_does_not() -> None:
+    ladder = TIERED[:-1]  # the rung of most rows and longest segments failed to capture
+    table = CostTable(TIERED_TABLE.rung_ms[:-1], 100.0, 1.0)
+    assert plan([segment(8, 200)], ladder, table) == (Pack((0,), 1),)
+    assert plan([segment(9, 200), segment(16, 64)], ladder, table) == (Pack((0,), None), Pack((1,), 2))
+    assert plan([segment(8, 257)], ladder, table) == (Pack((0,), None),)
+
+
 def test_without_a_ladder_every_item_runs_eagerly() -> None:
     assert plan([item(1), item(2)], (), proportional(())) == (Pack((0,), None), Pack((1,), None))
 
@@ -240,6 +305,25 @@ def test_planning_a_full_window_takes_two_milliseconds_at_most() -> None:
     ladder = ladder_of(*(round(64 * 2 ** (step / 4)) for step in range(25)), sequences=64)
     table = CostTable(tuple(0.5 + rung.budget / 40 for rung in ladder), 25.0, 0.006)
     costs = [item(64 + 37 * position % 1232) for position in range(64)]
+
+    def once_s() -> float:
+        started = time.perf_counter()
+        plan(costs, ladder, table)
+        return time.perf_counter() - started
+
+    assert min(once_s() for _ in range(200)) < 2e-3
+
+
+def test_planning_for_two_tiers_takes_two_milliseconds_at_most() -> None:
+    budgets = [round(64 * 2 ** (step / 4)) for step in range(25)]
+    ladder = tuple(Rung(n, Cost(4 * n, n, 64, 0, longest)) for n in budgets for longest in (1024, 4 * n))
+    table = CostTable(
+        tuple(0.5 + rung.capacity.longest / 4000 + rung.budget / 40 for rung in ladder), 25, 0.006
+    )
+    costs = [
+        Cost(4 * tokens, tokens, 1, 0, tokens * (1 + position % 4))
+        for position, tokens in enumerate(64 + 37 * position % 1232 for position in range(64))
+    ]
 
     def once_s() -> float:
         started = time.perf_counter()

@@ -13,7 +13,7 @@ from itertools import accumulate
 import torch
 
 from encoder_pool.core import Cost, Grid, Rung
-from encoder_pool.graphs.runner import Batch, CpuRunner
+from encoder_pool.graphs.runner import Batch, CpuRunner, LadderRunner
 from encoder_pool.towers.adapter import InputSpec, Metadata, StagedItem, Tower
 
 WIDTH = 8
@@ -59,9 +59,9 @@ def ragged_ladder(*budgets: int, sequences: int = 4) -> tuple[Rung, ...]:
 class DenseTower:
     """A batch of equal items; a class row and three patch rows come out of each."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "cpu") -> None:
         self.inputs: Mapping[str, InputSpec] = {"pixels": InputSpec("sequences", (3, 2), torch.float32)}
-        self._weight = weight(2, WIDTH, seed=1)
+        self._weight = weight(2, WIDTH, seed=1).to(device)
 
     def stage(self, items: Sequence[StagedItem]) -> Mapping[str, torch.Tensor]:
         return {"pixels": torch.cat([item.data for item in items])}
@@ -83,10 +83,10 @@ class RaggedTower:
     With a capacity the tail is one sequence of its own, after the empty ones.
     """
 
-    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, dtype: torch.dtype = torch.float32, device: str = "cpu") -> None:
         self.inputs: Mapping[str, InputSpec] = {"patches": InputSpec("patch_rows", (WIDTH,), dtype)}
-        self.table = weight(4096, WIDTH, seed=2).to(dtype)
-        self._qkv = weight(WIDTH, 3 * WIDTH, seed=3).to(dtype)
+        self.table = weight(4096, WIDTH, seed=2).to(device, dtype)
+        self._qkv = weight(WIDTH, 3 * WIDTH, seed=3).to(device, dtype)
 
     def stage(self, items: Sequence[StagedItem]) -> Mapping[str, torch.Tensor]:
         return {"patches": torch.cat([item.data for item in items])}
@@ -189,14 +189,14 @@ def picture_batch(tower: Tower, count: int, seed: int = 0) -> Batch:
 
 def _attention(qkv: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     queries, keys, values = qkv.chunk(3, dim=1)
-    row = torch.arange(len(queries))
+    row = torch.arange(len(queries), device=queries.device)
     sequence = torch.searchsorted(offsets.long(), row, right=True)
     is_masked = sequence[:, None] != sequence[None, :]
     scores = (queries @ keys.T / math.sqrt(WIDTH)).masked_fill(is_masked, -math.inf)
     return scores.softmax(dim=1) @ values
 
 
-def poison(runner: CpuRunner) -> None:
+def poison(runner: LadderRunner) -> None:
     """NaN, or numbers out of every range, in all static memory."""
     with torch.inference_mode():
         for static in runner.static_tensors():

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from encoder_pool.launch.file import ServiceFile, read_service_file
 from encoder_pool.launch.host import (
     PROCESS_BYTES,
     Host,
+    count_gpus,
     free_port,
     problems,
     why_unbindable,
@@ -77,6 +79,53 @@ def test_memory_is_that_of_processes_rings_and_weights(tmp_path: Path) -> None:
     assert found(service, Host(64.0, needed)) == []
     (problem,) = found(service, Host(64.0, needed - 1))
     assert problem.startswith(f"about {needed >> 20} MiB of memory are needed, ")
+
+
+def cuda_entry(folder: Path, name: str = "toy", **shard: Any) -> dict[str, Any]:
+    return toy_entry(folder, name, model={"device": "cuda"}, shard={"cpus": 1, **shard})
+
+
+def test_without_a_gpu_a_cuda_tower_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    service = a_service(tmp_path, cuda_entry(tmp_path))
+    (problem,) = found(service, AMPLE)
+    for part in (
+        "reserve 1 GPUs (shard.gpus",
+        "this host has none",
+        "model.device cpu",
+        "serve_configs/demo.yaml",
+    ):
+        assert part in problem
+    assert found(service, replace(AMPLE, gpus=1)) == []
+
+
+def test_shares_of_gpus_add_up_over_applications(tmp_path: Path) -> None:
+    entries = [cuda_entry(tmp_path, f"app{number}", gpus=0.4) for number in range(5)]
+    service = a_service(tmp_path, *entries)
+    assert found(service, replace(AMPLE, gpus=2)) == []
+    (problem,) = found(service, replace(AMPLE, gpus=1))
+    assert problem == (
+        "the applications reserve 2 GPUs (shard.gpus, times scaling.min_replicas); this host has 1"
+    )
+
+
+@pytest.mark.parametrize(
+    ("visible", "count"), [(None, 2), ("0,1,2", 2), ("1", 1), ("GPU-8932f937", 1), ("", 0), ("-1", 0)]
+)
+def test_gpus_are_device_files_that_the_environment_shows(
+    tmp_path: Path, visible: str | None, count: int
+) -> None:
+    (tmp_path / "dev").mkdir()
+    for name in ("nvidia0", "nvidia3", "nvidiactl", "nvidia-uvm", "null"):
+        (tmp_path / "dev" / name).touch()
+    for bus in ("0000:01:00.0", "0000:02:00.0", "0000:03:00.0"):
+        (tmp_path / "proc/driver/nvidia/gpus" / bus).mkdir(parents=True)
+    assert count_gpus(tmp_path, visible) == count
+
+
+def test_without_device_files_gpus_are_those_of_the_driver(tmp_path: Path) -> None:
+    assert count_gpus(tmp_path, None) == 0
+    (tmp_path / "proc/driver/nvidia/gpus/0000:01:00.0").mkdir(parents=True)
+    assert count_gpus(tmp_path, None) == 1
 
 
 def test_a_taken_port_is_named_with_its_settings(tmp_path: Path, listening: int) -> None:

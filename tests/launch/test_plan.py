@@ -49,6 +49,14 @@ def test_cpus_and_memory_are_those_of_all_first_replicas(tmp_path: Path) -> None
     assert heavier.host_bytes == 2 * (heavier.sizing.ring_bytes + 1000)
 
 
+def test_gpus_are_those_of_all_first_replicas(tmp_path: Path) -> None:
+    scaling = {"min_replicas": 3, "max_replicas": 4}
+    assert planned(tmp_path, scaling=scaling).gpus == 0
+    cuda = {"device": "cuda"}
+    assert planned(tmp_path, scaling=scaling, model=cuda).gpus == 3
+    assert planned(tmp_path, scaling=scaling, model=cuda, shard={"gpus": 0.5}).gpus == 1.5
+
+
 @pytest.mark.parametrize(
     ("budgets", "depth", "share"),
     [

@@ -102,6 +102,21 @@ def test_the_wrong_modality_has_its_own_code() -> None:
     assert "wav, which is audio" in error.message
 
 
+@pytest.mark.parametrize("container", ["mp4", "webm", "matroska"])
+def test_a_film_is_sound_or_pictures_as_the_item_says(container: str) -> None:
+    data = sound(container, "libopus", 48_000, tone(0.1, 48_000))
+    for modality in (Modality.AUDIO, Modality.VIDEO):
+        assert expect_format(Media(modality, data, "p"), LimitsConfig()).name == container
+    assert refusal(Modality.IMAGE, data).code == "wrong_modality"
+
+
+def test_only_films_may_be_video() -> None:
+    assert [found.name for found in ACCEPTED if found.may_be(Modality.VIDEO)] == ["mp4", "webm", "matroska"]
+    error = refusal(Modality.VIDEO, wav(speechlike(0.1)))
+    assert error.code == "wrong_modality"
+    assert "accepted for video: mp4, webm, matroska" in error.message
+
+
 def test_no_bytes_are_an_error_of_their_own() -> None:
     error = refusal(Modality.AUDIO, b"")
     assert isinstance(error, UndecodableMedia)

@@ -1,0 +1,95 @@
+"""Attention over packed sequences: the kernels, and the door through which stock towers reach them.
+
+transformers hands a tower's packed rows to the function registered under the name in its configuration. It
+does so, instead of cutting the rows into sequences on the host, only if "flash" is part of that name; so all
+kernels here are registered under such names. A kernel is a function of plain tensors and knows no model.
+
+Shapes: T rows, H heads, D values a head, S sequences. Offsets are (S + 1,) int32, ascending; equal ones are
+empty sequences. Rows past the last offset belong to nobody: what a kernel leaves there is undefined.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+from transformers import AttentionInterface
+
+
+class PackedAttention(Protocol):
+    """One kernel."""
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        offsets: torch.Tensor,
+        longest: int,
+        scale: float,
+    ) -> torch.Tensor:
+        """(T, H, D) of every row over the rows of its own sequence. No host synchronisation.
+
+        longest  rows of the longest sequence, at least; a launch grid may be made for it
+        """
+        ...
+
+
+def masked(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    offsets: torch.Tensor,
+    longest: int,
+    scale: float,
+) -> torch.Tensor:
+    """Torch's dense attention under a block mask: works everywhere, and costs T squared."""
+    rows = torch.arange(len(query), device=query.device, dtype=offsets.dtype)
+    sequence = torch.bucketize(rows, offsets[1:], right=True)
+    mask = sequence[:, None] == sequence[None, :]
+    query, key, value = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)[0].transpose(0, 1)
+
+
+KERNELS: dict[str, PackedAttention] = {}
+"""All kernels by name. Filled by `register`."""
+
+
+def register(name: str, kernel: PackedAttention) -> None:
+    """Make a kernel known to `use`."""
+
+    def interface(
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: None,
+        *,
+        scaling: float,
+        cu_seq_lens_q: torch.Tensor,
+        max_length_q: int,
+        **_: Any,
+    ) -> tuple[torch.Tensor, None]:
+        """Transformers' signature: (1, H, T, D) in, (1, T, H, D) out."""
+        query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+        return kernel(query, key, value, cu_seq_lens_q, max_length_q, scaling)[None], None
+
+    KERNELS[name] = kernel
+    AttentionInterface.register(_registered(name), interface)
+
+
+def use(tower: nn.Module, name: str) -> None:
+    """Let all layers of a stock tower run on this kernel. Raises ValueError for a name nobody registered."""
+    if name not in KERNELS:
+        raise ValueError(f"attention kernel '{name}' is unknown; known: {', '.join(sorted(KERNELS))}")
+    # Not set_attn_implementation: for a "flash" name it goes looking for a kernel on the network.
+    tower.config._attn_implementation = _registered(name)  # type: ignore[union-attr]
+
+
+def _registered(name: str) -> str:
+    return f"encoder_pool_flash_{name}"
+
+
+register("masked", masked)

@@ -1,0 +1,228 @@
+"""The families of grid towers, as data: where each lies in transformers and in a checkpoint, how it counts.
+
+A family is a config.json to read the geometry from, the stock classes to build, and the names that its
+weights have in the checkpoint of the whole model. A new family is an entry here. Imports no torch.
+
+Sources: the configuration_*.py of each model in transformers 5.17 and 5.24, from which the defaults are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import NonNegativeInt, PositiveInt
+
+from encoder_pool.core import Part
+from encoder_pool.towers.checkpoint import CheckpointFile, read
+from encoder_pool.towers.grid_geometry import Geometry
+
+
+class ModelType(CheckpointFile):
+    """The key of config.json that names the family."""
+
+    model_type: str
+
+
+class QwenVision(CheckpointFile):
+    """`vision_config` of Qwen2.5-VL and later."""
+
+    patch_size: PositiveInt = 14
+    spatial_merge_size: PositiveInt = 2
+    temporal_patch_size: PositiveInt = 2
+    in_channels: Literal[3] = 3
+    out_hidden_size: PositiveInt = 3584
+    window_size: NonNegativeInt = 0
+    deepstack_visual_indexes: tuple[int, ...] = ()
+
+    @property
+    def geometry(self) -> Geometry:
+        """Attention within a frame, patches in the order of the units."""
+        levels = [f"deepstack.{level}" for level in range(len(self.deepstack_visual_indexes))]
+        return Geometry(
+            patch=self.patch_size,
+            merge=self.spatial_merge_size,
+            frames_per_patch=self.temporal_patch_size,
+            order_block=self.spatial_merge_size,
+            window=self.window_size // self.spatial_merge_size // self.patch_size,
+            is_clip=False,
+            max_side=None,
+            max_frames=None,
+            parts=tuple(Part(name, self.out_hidden_size) for name in ("merger", *levels)),
+        )
+
+
+class Qwen2Vision(QwenVision):
+    """`vision_config` of Qwen2-VL, whose `hidden_size` is that of the language model."""
+
+    hidden_size: PositiveInt = 3584
+
+    @property
+    def geometry(self) -> Geometry:
+        """That of the others."""
+        return QwenVision(**{**self.model_dump(), "out_hidden_size": self.hidden_size}).geometry
+
+
+class Qwen25Vision(QwenVision):
+    """`vision_config` of Qwen2.5-VL."""
+
+    window_size: NonNegativeInt = 112
+
+
+class Qwen3Vision(QwenVision):
+    """`vision_config` of Qwen3.5."""
+
+    patch_size: PositiveInt = 16
+
+
+class Qwen3VLVision(Qwen3Vision):
+    """`vision_config` of Qwen3-VL."""
+
+    deepstack_visual_indexes: tuple[int, ...] = (8, 16, 24)
+
+
+class QwenConfig(CheckpointFile):
+    """config.json of a Qwen model. Subclasses name the family's vision_config."""
+
+    vision_config: QwenVision
+
+    @property
+    def geometry(self) -> Geometry:
+        """The tower's geometry."""
+        return self.vision_config.geometry
+
+
+class Qwen2Config(QwenConfig):
+    """config.json of Qwen2-VL."""
+
+    vision_config: Qwen2Vision
+
+
+class Qwen25Config(QwenConfig):
+    """config.json of Qwen2.5-VL."""
+
+    vision_config: Qwen25Vision
+
+
+class Qwen3VLConfig(QwenConfig):
+    """config.json of Qwen3-VL."""
+
+    vision_config: Qwen3VLVision
+
+
+class Qwen35Config(QwenConfig):
+    """config.json of Qwen3.5."""
+
+    vision_config: Qwen3Vision
+
+
+class KimiVision(CheckpointFile):
+    """`vision_config` of Kimi-K2.5."""
+
+    patch_size: PositiveInt = 14
+    merge_kernel_size: tuple[Literal[2], Literal[2]] = (2, 2)
+    pos_emb_time: PositiveInt = 4
+
+
+class KimiText(CheckpointFile):
+    """`text_config` of Kimi-K2.5."""
+
+    hidden_size: PositiveInt = 7168
+
+
+# Rows and columns of the rotary table in the model's own code; the processor resizes to no more
+# (`patch_limit_on_one_side` of its preprocessor_config.json).
+_KIMI_MAX_SIDE = 512
+
+
+class KimiConfig(CheckpointFile):
+    """config.json of Kimi-K2.5."""
+
+    vision_config: KimiVision
+    text_config: KimiText
+
+    @property
+    def geometry(self) -> Geometry:
+        """Attention over the clip, frames averaged, patches in raster order, rows of the projector."""
+        return Geometry(
+            patch=self.vision_config.patch_size,
+            merge=self.vision_config.merge_kernel_size[0],
+            frames_per_patch=1,
+            order_block=1,
+            window=0,
+            is_clip=True,
+            max_side=_KIMI_MAX_SIDE,
+            max_frames=self.vision_config.pos_emb_time,
+            parts=(Part("projector", self.text_config.hidden_size),),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One family.
+
+    config      what config.json must say
+    module      the transformers module of the classes below
+    base        the family's PreTrainedModel
+    tower       attribute of the whole model, and the class behind it; built from the vision_config
+    projector   the same for a projector, built from the whole configuration; None if the tower has it
+    weights     regular expression of how the names of these weights begin, in all published layouts
+    renamed     what that beginning becomes before transformers' own conversions apply; None to keep it
+    converted   model type of the conversions in transformers; None if the names need none
+    """
+
+    config: type[QwenConfig] | type[KimiConfig]
+    module: str
+    base: str
+    tower: tuple[str, str]
+    projector: tuple[str, str] | None
+    weights: str
+    renamed: str | None
+    converted: str | None
+
+
+def _qwen(model: str, config: type[QwenConfig], base: str, tower: str) -> Family:
+    module = f"transformers.models.{model}.modeling_{model}"
+    return Family(
+        config, module, base, ("visual", tower), None, r"^(?:model\.)?visual\.", "model.visual.", None
+    )
+
+
+FAMILIES: Mapping[str, Family] = {
+    "qwen2_vl": _qwen(
+        "qwen2_vl", Qwen2Config, "Qwen2VLPreTrainedModel", "Qwen2VisionTransformerPretrainedModel"
+    ),
+    "qwen2_5_vl": _qwen(
+        "qwen2_5_vl", Qwen25Config, "Qwen2_5_VLPreTrainedModel", "Qwen2_5_VisionTransformerPretrainedModel"
+    ),
+    "qwen3_vl": _qwen("qwen3_vl", Qwen3VLConfig, "Qwen3VLPreTrainedModel", "Qwen3VLVisionModel"),
+    "qwen3_5": _qwen("qwen3_5", Qwen35Config, "Qwen3_5PreTrainedModel", "Qwen3_5VisionModel"),
+    "kimi_k25": Family(
+        KimiConfig,
+        "transformers.models.kimi_k25.modeling_kimi_k25",
+        "Kimi_K25PreTrainedModel",
+        ("vision_tower", "Kimi_K25VisionModel"),
+        ("mm_projector", "Kimi_K25MultimodalProjection"),
+        r"^(?:model\.)?(?:vision_tower|mm_projector)\.",
+        None,
+        "kimi_k25",
+    ),
+}
+
+
+def family_of(checkpoint: Path) -> tuple[Family, Geometry]:
+    """The family that config.json names, and the geometry it gives.
+
+    Raises ValueError if the family is unknown or a key is missing or not what the family needs.
+    """
+    model_type = read(checkpoint, "config.json", ModelType).model_type
+    family = FAMILIES.get(model_type)
+    if family is None:
+        known = ", ".join(sorted(FAMILIES))
+        raise ValueError(
+            f"model.checkpoint: {checkpoint / 'config.json'} has model_type '{model_type}'; "
+            f"grid towers are {known}"
+        )
+    return family, read(checkpoint, "config.json", family.config).geometry

@@ -1,0 +1,161 @@
+"""Loads the tower and projector of a family alone, out of the checkpoint of the whole model.
+
+The index of the checkpoint says which file holds which tensor; only files that hold a tensor of the tower
+are opened, and only those tensors are read. The stock classes are put into an otherwise empty model of the
+family, so that transformers' own conversions of published layouts apply; a tensor that is missing, left
+over or of another shape is an error. Never reads from the network and never unpickles.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from safetensors import SafetensorError, safe_open
+from torch import nn
+from transformers import AutoConfig
+from transformers.conversion_mapping import (
+    get_checkpoint_conversion_mapping,
+    register_checkpoint_conversion_mapping,
+)
+
+from encoder_pool.core import DType
+from encoder_pool.towers.families import Family
+from encoder_pool.towers.loading import _quiet, _some
+
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+
+
+class Encoder(NamedTuple):
+    """A stock tower, and the stock projector behind it if it is a module of its own."""
+
+    tower: nn.Module
+    projector: nn.Module | None
+
+
+class FlatPatches(nn.Module):
+    """A patch embedding whose convolution covers the whole patch: one product over flattened patches.
+
+    Exact, but for the order of summation; the convolution it replaces is many times slower.
+    """
+
+    def __init__(self, convolution: nn.Conv2d | nn.Conv3d) -> None:
+        super().__init__()
+        # The stock module asks its convolution for `weight.dtype`.
+        self.weight = nn.Parameter(convolution.weight.detach().flatten(1), requires_grad=False)
+        self.bias = convolution.bias
+
+    def forward(self, patches: torch.Tensor) -> torch.Tensor:
+        """(N, ...) of a patch's values -> (N, hidden)."""
+        return F.linear(patches.flatten(1), self.weight, self.bias)
+
+
+def load_encoder(family: Family, folder: Path, device: str, dtype: DType) -> Encoder:
+    """The family's tower and projector, frozen, in evaluation mode.
+
+    Raises ValueError if the checkpoint has no safetensors, a file with weights of the tower cannot be read,
+    or a weight is missing, unexpected or of another shape than config.json says.
+    """
+    kind = _encoder_class(family)
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    # It describes the language model's weights, and would have the whole model quantised.
+    vars(config).pop("quantization_config", None)
+    with _quiet():
+        model, report = kind.from_pretrained(
+            None,
+            config=config,
+            state_dict=_read(family, folder),
+            dtype=getattr(torch, dtype.value),
+            attn_implementation="sdpa",
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+    _check_fit(report, folder, family.tower[1])
+    parts = model.eval().requires_grad_(False).to(device).model
+    tower = getattr(parts, family.tower[0])
+    tower.patch_embed.proj = FlatPatches(tower.patch_embed.proj)
+    return Encoder(tower, getattr(parts, family.projector[0]) if family.projector else None)
+
+
+def _encoder_class(family: Family) -> Any:
+    """A model of the family that has nothing but the tower and the projector, under their usual names."""
+    module = importlib.import_module(family.module)
+
+    def build(self: Any, config: Any) -> None:
+        base.__init__(self, config)
+        self.model = nn.Module()
+        attribute, name = family.tower
+        self.model.add_module(attribute, getattr(module, name)._from_config(config.vision_config))
+        if family.projector:
+            attribute, name = family.projector
+            self.model.add_module(attribute, getattr(module, name)(config))
+        self.post_init()
+
+    base = getattr(module, family.base)
+    kind = type(f"EncoderOnly{family.base}", (base,), {"__init__": build})
+    if family.converted:
+        # Conversions are looked up by the name of the class; those of its model type are for classes of
+        # transformers alone.
+        conversions = get_checkpoint_conversion_mapping(family.converted)
+        register_checkpoint_conversion_mapping(kind.__name__, conversions, overwrite=True)
+    return kind
+
+
+def _read(family: Family, folder: Path) -> dict[str, torch.Tensor]:
+    """The tensors of the tower and projector, under the names that the conversions expect."""
+    pattern = re.compile(family.weights)
+    names_of_file: dict[str, list[str]] = defaultdict(list)
+    for name, file in _files(folder).items():
+        if pattern.match(name):
+            names_of_file[file].append(name)
+    if not names_of_file:
+        raise ValueError(f"model.checkpoint {folder} lacks all weights of {family.tower[1]}")
+    tensors: dict[str, torch.Tensor] = {}
+    for file, names in names_of_file.items():
+        tensors |= _tensors(folder / file, names)
+    if family.renamed is None:
+        return tensors
+    return {pattern.sub(family.renamed, name): tensor for name, tensor in tensors.items()}
+
+
+def _files(folder: Path) -> Mapping[str, str]:
+    """The file of every tensor, from the index or the header of the only file."""
+    if (folder / _INDEX).is_file():
+        weight_map: dict[str, str] = json.loads((folder / _INDEX).read_bytes())["weight_map"]
+        return weight_map
+    if not (folder / _SINGLE).is_file():
+        raise ValueError(f"model.checkpoint has neither {_INDEX} nor {_SINGLE}: {folder}")
+    with _opened(folder / _SINGLE) as file:
+        return dict.fromkeys(file.keys(), _SINGLE)
+
+
+def _tensors(path: Path, names: Iterable[str]) -> dict[str, torch.Tensor]:
+    with _opened(path) as file:
+        present = set(file.keys())
+        return {name: file.get_tensor(name) for name in names if name in present}
+
+
+def _check_fit(report: Mapping[str, Any], folder: Path, kind: str) -> None:
+    problems = {
+        "lacks the weights": report["missing_keys"],
+        "has the unexpected weights": report["unexpected_keys"],
+        "has weights of another shape than config.json says:": [key[0] for key in report["mismatched_keys"]],
+    }
+    for problem, keys in problems.items():
+        if keys:
+            raise ValueError(f"model.checkpoint {folder} {problem} {_some(keys)} (as {kind})")
+
+
+def _opened(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"model.checkpoint: {path} cannot be read: {error}") from error

@@ -1,0 +1,190 @@
+"""What families of grid towers differ in before the tower: the size of pictures, and the frames of videos.
+
+`FAMILIES` names the rules of each `model_type`, after the processors that transformers' auto classes choose.
+Knows nothing of files other than the checkpoint's, and nothing of pixels. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from encoder_pool.media.sampling import FrameRule, Indices, kimi_frames, qwen2_frames, qwen3_frames
+from encoder_pool.media.smart_resize import Padded, Size, kimi_size, qwen_image_size, qwen_video_size
+from encoder_pool.media.video import Clip
+from encoder_pool.towers.grid_processor_config import (
+    KimiConfig,
+    KimiImageConfig,
+    KimiVideoConfig,
+    MediaConfig,
+    Qwen2VideoConfig,
+    Qwen3VideoConfig,
+    QwenImageConfig,
+    QwenVideoConfig,
+    read_image_config,
+    read_video_config,
+)
+
+# FPS of qwen-vl-utils and the default of Qwen3VLVideoProcessor; checkpoints of Qwen2-VL and 2.5-VL have none.
+_FPS = 2.0
+_LEAST_SHARE = 1.05
+
+
+class Rules(Protocol):
+    """A family's rules, read from a checkpoint."""
+
+    @property
+    def image(self) -> MediaConfig:
+        """What the checkpoint says of images."""
+        ...
+
+    @property
+    def video(self) -> MediaConfig:
+        """What it says of videos."""
+        ...
+
+    @property
+    def frames_per_row(self) -> int:
+        """Frames in one temporal position of the grid."""
+        ...
+
+    @property
+    def frames_per_chunk(self) -> int | None:
+        """Frames that the tower sees together: each chunk of a longer video is a grid of its own.
+
+        None where a video is one grid whatever its length.
+        """
+        ...
+
+    def __init__(self, checkpoint: Path) -> None: ...
+
+    def image_size(self, size: Size) -> Padded:
+        """What an image of this size is resized and padded to. Raises ValueError if it cannot be."""
+        ...
+
+    def video_size(self, size: Size, frames: int) -> Padded:
+        """Likewise for each of so many sampled frames."""
+        ...
+
+    def sample(self, clip: Clip) -> Indices:
+        """The frames of a clip that the tower sees."""
+        ...
+
+
+class Qwen2Rules:
+    """Qwen2VLImageProcessor and Qwen2VLVideoProcessor: the pixels of each frame are bounded."""
+
+    frames_per_chunk: int | None = None
+
+    def __init__(self, checkpoint: Path) -> None:
+        self.image = read_image_config(checkpoint, QwenImageConfig)
+        self.video = read_video_config(checkpoint, Qwen2VideoConfig)
+        self.frames_per_row = _frames_per_row(self.image, self.video)
+
+    def image_size(self, size: Size) -> Padded:
+        """See `Rules`."""
+        return _qwen_image_size(size, self.image)
+
+    def video_size(self, size: Size, frames: int) -> Padded:
+        """See `Rules`. The share of a frame: `Qwen2VLVideoProcessor.resize`."""
+        config, factor = self.video, self.video.patch_size * self.video.merge_size
+        at_most = config.pixels_at_most
+        if config.cap_pixels_per_frame:
+            total = int(config.max_video_tokens * factor * factor * 0.9)
+            share = total * config.temporal_patch_size // frames
+            at_most = max(min(at_most, share), int(config.pixels_at_least * _LEAST_SHARE))
+        resized = qwen_image_size(size, factor, config.pixels_at_least, at_most)
+        return Padded(resized, resized)
+
+    def sample(self, clip: Clip) -> Indices:
+        """See `Rules`."""
+        return qwen2_frames(clip.frames, clip.frame_rate, _frame_rule(self.video), self.frames_per_row)
+
+
+class Qwen3Rules:
+    """Qwen2VLImageProcessor and Qwen3VLVideoProcessor: the pixels of all frames together are bounded."""
+
+    frames_per_chunk: int | None = None
+
+    def __init__(self, checkpoint: Path) -> None:
+        self.image = read_image_config(checkpoint, QwenImageConfig)
+        self.video = read_video_config(checkpoint, Qwen3VideoConfig)
+        self.frames_per_row = _frames_per_row(self.image, self.video)
+
+    def image_size(self, size: Size) -> Padded:
+        """See `Rules`."""
+        return _qwen_image_size(size, self.image)
+
+    def video_size(self, size: Size, frames: int) -> Padded:
+        """See `Rules`. The share of a frame: `Qwen3VLVideoProcessor.resize`, which refuses a single frame."""
+        frames = max(frames, self.frames_per_row)
+        config, factor = self.video, self.video.patch_size * self.video.merge_size
+        at_least, at_most = config.pixels_at_least, config.pixels_at_most
+        if config.cap_pixels_per_frame:
+            share = min(config.max_video_tokens * factor * factor, at_most // frames)
+            at_most = max(share, int(at_least * _LEAST_SHARE)) * frames
+        resized = qwen_video_size(size, frames, config.temporal_patch_size, factor, at_least, at_most)
+        return Padded(resized, resized)
+
+    def sample(self, clip: Clip) -> Indices:
+        """See `Rules`."""
+        return qwen3_frames(clip.frames, clip.frame_rate, _frame_rule(self.video))
+
+
+class KimiRules:
+    """Kimi_K25ImageProcessor and Kimi_K25VideoProcessor: pictures are not enlarged, but padded with zeros."""
+
+    frames_per_row = 1
+
+    def __init__(self, checkpoint: Path) -> None:
+        self.image = read_image_config(checkpoint, KimiImageConfig)
+        self.video = read_video_config(checkpoint, KimiVideoConfig)
+        self.frames_per_chunk: int | None = self.video.temporal_patch_size
+
+    def image_size(self, size: Size) -> Padded:
+        """See `Rules`."""
+        return _kimi_size(size, self.image, self.image.max_patches)
+
+    def video_size(self, size: Size, frames: int) -> Padded:
+        """See `Rules`. Each frame by itself."""
+        return _kimi_size(size, self.video, self.video.max_patches)
+
+    def sample(self, clip: Clip) -> Indices:
+        """See `Rules`."""
+        return kimi_frames(clip.frames, clip.frame_rate, self.video.fps)
+
+
+FAMILIES: dict[str, type[Rules]] = {
+    "qwen2_vl": Qwen2Rules,
+    "qwen2_5_vl": Qwen2Rules,
+    "qwen2_5_omni": Qwen2Rules,
+    "qwen3_omni_moe": Qwen2Rules,
+    "qwen3_vl": Qwen3Rules,
+    "qwen3_vl_moe": Qwen3Rules,
+    "qwen3_5": Qwen3Rules,
+    "qwen3_5_moe": Qwen3Rules,
+    "kimi_k25": KimiRules,
+}
+
+
+def _frames_per_row(image: MediaConfig, video: MediaConfig) -> int:
+    if image.temporal_patch_size != video.temporal_patch_size:
+        raise ValueError(
+            f"model.checkpoint: temporal_patch_size is {image.temporal_patch_size} for images "
+            f"but {video.temporal_patch_size} for videos"
+        )
+    return image.temporal_patch_size
+
+
+def _frame_rule(config: QwenVideoConfig) -> FrameRule:
+    return FrameRule(config.fps or _FPS, config.min_frames, config.max_frames)
+
+
+def _qwen_image_size(size: Size, config: QwenImageConfig) -> Padded:
+    factor = config.patch_size * config.merge_size
+    resized = qwen_image_size(size, factor, config.pixels_at_least, config.pixels_at_most)
+    return Padded(resized, resized)
+
+
+def _kimi_size(size: Size, config: KimiConfig, max_patches: int) -> Padded:
+    return kimi_size(size, config.patch_size, config.merge_size, max_patches, config.size.max_height)

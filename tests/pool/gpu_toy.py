@@ -1,0 +1,37 @@
+"""The toy tower on a GPU, with faults that a captured tower can have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from encoder_pool.core import DType
+from encoder_pool.towers.adapter import Metadata, StagedItem
+from tests.toy import DIES, NOT_FINITE, RAISES, TOKENS, WEIGHT, WIDTH, ToyAdapter, ToyTower
+
+
+class GpuToyAdapter(ToyAdapter):
+    def load(self, device: str, dtype: DType) -> ToyTower:
+        return GpuToyTower(device)
+
+
+class GpuToyTower(ToyTower):
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self._position = torch.arange(TOKENS, dtype=torch.float32, device=device)
+
+    def stage(self, items: Sequence[StagedItem]) -> Mapping[str, torch.Tensor]:
+        staged = super().stage(items)
+        faults = set(staged["toys"][:, 1].tolist())
+        if RAISES in faults:
+            raise RuntimeError("a toy that raises")
+        if DIES in faults:
+            self._position[torch.tensor([1 << 30], device=self._position.device)]  # read out of bounds
+        return staged
+
+    def forward(self, inputs: Mapping[str, torch.Tensor], metadata: Metadata) -> torch.Tensor:
+        values, faults = inputs["toys"].float().unbind(1)
+        values = values.masked_fill(faults == NOT_FINITE, torch.nan)
+        rows = (values[:, None] * WEIGHT + self._position).reshape(-1, 1)
+        return rows.expand(-1, WIDTH).contiguous()

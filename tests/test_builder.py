@@ -1,0 +1,25 @@
+"""What the builder asks Ray for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from encoder_pool.builder import bundles
+from encoder_pool.config import PoolConfig
+
+
+def reserved(device: str, **shard: Any) -> list[dict[str, float]]:
+    model = {"name": "toy", "adapter": "tests.toy:ToyAdapter", "checkpoint": "unused", "device": device}
+    sections = {"model": model, "ladder": {"min": 1, "max": 4}, "replica": {"cpus": 0.5}, "shard": shard}
+    return bundles(PoolConfig.model_validate(sections))
+
+
+def test_a_shard_on_the_cpu_reserves_no_gpu() -> None:
+    assert reserved("cpu", cpus=2) == [{"CPU": 0.5}, {"CPU": 2}]
+
+
+@pytest.mark.parametrize(("shard", "gpus"), [({}, 1.0), ({"gpus": 0.5}, 0.5)])
+def test_a_shard_on_a_gpu_reserves_its_share_of_one(shard: dict[str, float], gpus: float) -> None:
+    assert reserved("cuda", cpus=2, **shard) == [{"CPU": 0.5}, {"CPU": 2, "GPU": gpus}]

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from encoder_pool.config import LimitsConfig
+from encoder_pool.core import Grid
+from encoder_pool.towers.grid_processing import GridProcessor
+from tests.media.clips import gray_frames
+from tests.odd_media import photo
+from tests.towers.processor_folders import HALF, folder, movie, png
+
+LIMITS = LimitsConfig()
+
+
+def test_an_older_checkpoint_has_one_file_for_images_and_videos(tmp_path: Path) -> None:
+    settings = {"min_pixels": 784, "max_pixels": 28 * 28 * 6}
+    processor = GridProcessor(folder(tmp_path, "qwen2_5_vl", settings))
+    assert processor(png(photo(640, 480)), LIMITS).grid == Grid(1, 4, 4)
+    assert processor(movie(gray_frames(4, 480, 640)), LIMITS).grid == Grid(2, 4, 4)
+
+
+def test_the_nested_file_of_transformers_5_comes_first(tmp_path: Path) -> None:
+    nested = {
+        "image_processor": {"size": {"shortest_edge": 784, "longest_edge": 28 * 28}},
+        "video_processor": {"size": {"shortest_edge": 784, "longest_edge": 28 * 28 * 2}},
+    }
+    checkpoint = folder(tmp_path, "qwen2_vl", {}, {})
+    whole = GridProcessor(checkpoint)
+    (checkpoint / "processor_config.json").write_text(json.dumps(nested))
+    processor = GridProcessor(checkpoint)
+    assert whole(png(photo(640, 480)), LIMITS).grid == Grid(1, 34, 46)
+    assert processor(png(photo(640, 480)), LIMITS).grid == Grid(1, 2, 2)
+    assert processor(movie(gray_frames(2, 96, 192)), LIMITS).grid == Grid(1, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "image", "video", "message"),
+    [
+        ("llama", {}, {}, r"config\.json: model_type 'llama' has no processor here; known: qwen2_vl"),
+        ("qwen2_vl", None, None, r"has no preprocessor_config\.json"),
+        ("qwen2_vl", {"do_resize": False}, {}, r"preprocessor_config\.json: key 'do_resize'"),
+        ("qwen2_vl", {"patch_size": 0}, {}, "key 'patch_size'"),
+        ("qwen2_vl", {"size": {"shortest_edge": 5}}, {}, "must bound the pixels"),
+        ("qwen2_vl", {}, {"num_frames": 8}, r"video_preprocessor_config\.json: key 'num_frames'"),
+        ("qwen2_vl", {}, {"patch_size": 16}, "patch_size is 14 for images but 16 for videos"),
+        ("qwen2_vl", {}, HALF, "image_mean is"),
+        ("qwen2_vl", {}, {"temporal_patch_size": 3}, "temporal_patch_size is 2 for images but 3 for videos"),
+        (
+            "kimi_k25",
+            {"size": {"max_height": 5, "max_width": 6}},
+            {},
+            "max_height and max_width must be equal",
+        ),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_names_the_key(
+    model_type: str,
+    image: dict[str, Any] | None,
+    video: dict[str, Any] | None,
+    message: str,
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        GridProcessor(folder(tmp_path, model_type, image, video))
