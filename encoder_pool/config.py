@@ -134,7 +134,9 @@ class ShardConfig(Section):
         300.0, description="Warming up and capturing the ladder may take this long."
     )
     pack_timeout_s: Seconds = Field(
-        60.0, description="A pack that takes longer means the shard hangs; it is replaced."
+        60.0,
+        description="A pack that takes longer, behind those in flight before it, means that the shard hangs; "
+        "it is replaced.",
     )
     max_restarts: Annotated[int, Field(ge=0)] = Field(
         5, description="Restarts in a row without one good pack before the replica gives up and is replaced."

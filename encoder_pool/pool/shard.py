@@ -42,6 +42,7 @@ class Shard:
         self._ring = Ring.attach(ring)
         self._phase = Phase.LOAD
         self._fraction = 0.0
+        self._busy_since: float | None = None
         self._tower: Tower
         self._runner: Runner
 
@@ -61,26 +62,39 @@ class Shard:
         self._phase = Phase.CAPTURE
         self._runner = CpuRunner(self._tower, self._ladder)
         self._runner.capture(self._progress)
-        table = measure(self._runner, self._tower, clock=time.process_time)
+        table = measure(self._runner, self._tower, self._clock)
         self._phase, self._fraction = Phase.SERVE, 1.0
         return ShardReport(self._runner.ladder, table, os.getpid())
 
     def run(self, request: PackRequest) -> PackReply:
         """Encode a pack that lies in the ring. It fails as a whole; the replica retries its items."""
+        self._busy_since = started = time.perf_counter()
+        try:
+            finite = self._encode(request)
+        finally:
+            self._busy_since = None
+        return PackReply(finite, time.perf_counter() - started, self._runner.counters)
+
+    def status(self) -> ShardStatus:
+        """What the shard is doing, answered also while it works."""
+        since = self._busy_since
+        busy_s = 0.0 if since is None else time.perf_counter() - since
+        return ShardStatus(self._phase, self._fraction, os.getpid(), busy_s)
+
+    def _encode(self, request: PackRequest) -> tuple[bool, ...]:
+        """Slot to slot; per item, whether its rows are finite."""
         from encoder_pool.graphs.runner import Batch
 
-        started = time.perf_counter()
         region = self._ring.input(request.slot)
         staged = [_read(layout, region) for layout in request.items]
         batch = Batch.of(self._tower, staged, [layout.cost for layout in request.items])
         rows = self._runner.run(batch, request.rung)
         _write(rows, self._ring.output(request.slot))
-        finite = _finite_items(rows, [layout.cost.out_rows for layout in request.items])
-        return PackReply(finite, time.perf_counter() - started, self._runner.counters)
+        return _finite_items(rows, [layout.cost.out_rows for layout in request.items])
 
-    def status(self) -> ShardStatus:
-        """What the shard is doing, answered also while it works."""
-        return ShardStatus(self._phase, self._fraction, os.getpid())
+    def _clock(self) -> float:
+        """CPU seconds of one thread: on a busy host, wall time would mislead the planner."""
+        return time.process_time() / self._config.shard.threads
 
     def _progress(self, done: int, total: int) -> None:
         self._fraction = done / total

@@ -18,6 +18,7 @@ from encoder_pool.core import Media, Modality
 from encoder_pool.errors import (
     DeadlineExceeded,
     EncodeFailed,
+    Internal,
     Overloaded,
     PoolError,
     TooLarge,
@@ -171,6 +172,7 @@ async def test_a_request_past_its_deadline_ends_and_its_items_are_dropped_from_t
         assert_rows(await slow, 1)
         assert_rows(await encode(pool, toy(5)), 5)
         assert pool.counters.items_packed == 2
+        assert (pool.counters.items_expired, pool.counters.items_cancelled) == (8, 0)
         assert pool.admission.tokens == 0
 
 
@@ -244,8 +246,18 @@ async def test_stopping_ends_what_is_queued_with_a_typed_error() -> None:
     async with running(config(queue={"packs_in_flight": 1})) as (pool, _):
         tasks = [asyncio.create_task(attempt(pool, toy(value, SLOW))) for value in range(17)]
         await asyncio.sleep(0.1)
-    done, in_flight = await asyncio.wait(tasks, timeout=1)
+    done, pending = await asyncio.wait(tasks, timeout=1)
     assert all(isinstance(task.result(), Unavailable) for task in done)
-    assert len(done) >= 8
-    for task in in_flight:
-        task.cancel()
+    assert not pending
+
+
+async def test_a_fault_of_our_own_in_the_dispatch_ends_the_jobs_and_shows_in_the_health_check() -> None:
+    class Broken(ToyAdapter):
+        width = 10**9  # no row can be read with it
+
+    async with running(config()) as (pool, _):
+        pool.dispatcher._adapter = Broken(Path())
+        results = await asyncio.gather(*(attempt(pool, toy(value)) for value in range(20)))
+        assert {type(result) for result in results} == {Internal}
+        with pytest.raises(ValueError, match="reshape"):
+            await pool.check()
