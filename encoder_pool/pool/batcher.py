@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from encoder_pool.core import Cost, Embedding, Pack, PreparedItem
 from encoder_pool.errors import DeadlineExceeded, PoolError
@@ -90,11 +91,13 @@ class Batcher:
         self._arrival.set()
         return job
 
-    async def take(self, choose: Choose) -> Batch:
-        """The next pack for a worker that chooses like this; waits until there is one."""
+    async def take(self, choose: Choose, worker_ready: Callable[[], Awaitable[None]]) -> Batch:
+        """The next pack for a worker that chooses like this, once there are jobs and the worker is ready."""
+        await worker_ready()
         while not self._drop_dead_jobs():
             self._arrival.clear()
             await self._arrival.wait()
+            await worker_ready()
         batch = self._form(choose)
         now = self._clock()
         for job in batch.jobs:
@@ -105,7 +108,10 @@ class Batcher:
         """Put the jobs of a failed pack back to the head of the queue, each to run by itself."""
         for job in reversed(jobs):
             job.is_retry = True
-            self._queue.appendleft(job)
+            if self._closed is not None:
+                job.fail(self._closed)
+            else:
+                self._queue.appendleft(job)
         self._arrival.set()
 
     def close(self, error: PoolError) -> None:
@@ -136,9 +142,10 @@ class Batcher:
         return [self._queue.popleft() for _ in range(min(WINDOW, len(self._queue)))]
 
     def _form(self, choose: Choose) -> Batch:
-        window = self._pop_window()
+        window = list(islice(self._queue, WINDOW))
         together = _packable_prefix(window)
         pack = choose([job.item.cost for job in together])
+        self._pop_window()  # not before the choice is made: an error there must lose no job
         members = set(pack.members)
         rest = [job for position, job in enumerate(window) if position not in members]
         self._queue.extendleft(reversed(rest))

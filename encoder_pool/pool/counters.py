@@ -28,10 +28,14 @@ class PoolCounters:
     items_packed: int = 0
     items_retried: int = 0
 
-    def count_ending(self, future: Future[Any]) -> None:
-        """Count an item by the way its future ended; one that has not ended was given up by its caller."""
+    def count_ending(self, future: Future[Any], *, is_expired: bool) -> None:
+        """Count an item by the way its future ended; one without an end was given up by its request.
+
+        is_expired  whether the request gave up because its deadline had passed
+        """
         if not future.done() or future.cancelled():
-            self.items_cancelled += 1
+            self.items_expired += is_expired
+            self.items_cancelled += not is_expired
         elif (error := future.exception()) is None:
             self.items_ok += 1
         elif isinstance(error, DeadlineExceeded):

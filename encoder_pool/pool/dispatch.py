@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import ParamSpec, TypeVar
@@ -18,8 +18,8 @@ from typing import ParamSpec, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from encoder_pool.core import Cost, DType, Embedding, PreparedItem
-from encoder_pool.errors import EncodeFailed, PoolError
+from encoder_pool.core import Cost, DType, Embedding, Pack, PreparedItem
+from encoder_pool.errors import EncodeFailed, Internal, PoolError, Unavailable
 from encoder_pool.graphs.plan import next_pack
 from encoder_pool.pool.admission import TokenRate
 from encoder_pool.pool.batcher import Batch, Batcher
@@ -87,19 +87,32 @@ class Dispatcher:
         """Take packs until the worker gives up; then nobody takes any, so the queue is closed."""
         try:
             while True:
-                await self.worker.wait_ready()
-                report = self.worker.report
-                batch = await self._batcher.take(partial(next_pack, ladder=report.ladder, table=report.table))
+                batch = await self._batcher.take(self._choose, self.worker.wait_ready)
                 await self._encode_or_retry(slot, batch)
         except WorkerGone as gone:
             self._batcher.close(gone.answer)
+        except Exception:
+            self._batcher.close(_broken())
+            raise
+
+    def _choose(self, costs: Sequence[Cost]) -> Pack:
+        """The next pack by the ladder and the times of the shard that is there now."""
+        report = self.worker.report
+        return next_pack(costs, report.ladder, report.table)
 
     async def _encode_or_retry(self, slot: int, batch: Batch) -> None:
+        """Whatever happens, the batch's jobs end or are in the queue again."""
         try:
             async with self._turns.alone() if batch.is_retry else self._turns.shared():
                 await self._encode(slot, batch)
         except (PackFailed, ShardDied) as error:
             self._retry_or_fail(batch, error)
+        except asyncio.CancelledError:
+            self._fail(batch, Unavailable("the replica is shutting down", code="draining"))
+            raise
+        except Exception:
+            self._fail(batch, _broken())
+            raise
 
     async def _encode(self, slot: int, batch: Batch) -> None:
         request = await self._copy(self._write, slot, batch)
@@ -132,19 +145,7 @@ class Dispatcher:
             item = job.item
             rows = output[row * width : (row + item.tokens) * width].reshape(item.tokens, width).copy()
             row += item.cost.out_rows
-            embeddings.append(
-                Embedding(
-                    rows,
-                    self._dtype,
-                    item.modality,
-                    item.grid,
-                    self._adapter.prefix,
-                    item.digest,
-                    item.source,
-                )
-                if is_finite
-                else EncodeFailed("the tower's embedding of this item is not finite", code="not_finite")
-            )
+            embeddings.append(self._embedding(item, rows) if is_finite else _not_finite())
         return embeddings
 
     def _embedding(self, item: PreparedItem, rows: npt.NDArray[np.generic]) -> Embedding:
@@ -178,3 +179,7 @@ class Dispatcher:
 
 def _not_finite() -> EncodeFailed:
     return EncodeFailed("the tower's embedding of this item is not finite", code="not_finite")
+
+
+def _broken() -> Internal:
+    return Internal("the replica failed and is being replaced; its log has the details")

@@ -70,11 +70,16 @@ class ShardReport:
 
 @dataclass(frozen=True, slots=True)
 class ShardStatus:
-    """A shard's answer to "are you alive, and what are you doing?"."""
+    """A shard's answer to "are you alive, and what are you doing?".
+
+    fraction  of the phase that is done
+    busy_s    seconds that it has been at its current pack; zero without one
+    """
 
     phase: Phase
     fraction: float
     pid: int
+    busy_s: float
 
 
 def lay_out(items: Sequence[PreparedItem], region: npt.NDArray[np.uint8]) -> tuple[ItemLayout, ...]:

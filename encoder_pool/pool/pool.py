@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from encoder_pool.config import PoolConfig
-from encoder_pool.core import Embedding, Media, PreparedItem
+from encoder_pool.core import Media, Modality, PreparedItem
 from encoder_pool.errors import DeadlineExceeded, PoolError, TooLarge, Unavailable
 from encoder_pool.http.service import Encoded, Readiness, Reservation, Timings
 from encoder_pool.pool.admission import Admission, TokenRate
@@ -76,20 +76,30 @@ class Pool:
     async def encode(self, media: Sequence[Media], reservation: Reservation, deadline_s: float) -> Encoded:
         """Encode all items of a request that was let in, or raise one PoolError."""
         started = self._clock()
+        jobs: list[Job] = []
+        timeout = asyncio.timeout(deadline_s)
         try:
-            async with asyncio.timeout(deadline_s) as timeout:
+            async with timeout:
                 items = await self._prepare(media)
                 prepared = self._clock()
                 self._reserve(items, reservation)
                 jobs = [self.batcher.submit(item, started + deadline_s) for item in items]
-                embeddings = await self._finish(jobs, media)
+                embeddings = await _all_in_place([job.future for job in jobs], media)
         except TimeoutError:
             if not timeout.expired():
                 raise
             raise DeadlineExceeded(
                 f"not encoded within {deadline_s:g} s (x-deadline-seconds, queue.deadline_s)"
             ) from None
+        finally:
+            for job in jobs:
+                self.counters.count_ending(job.future, is_expired=timeout.expired())
         return Encoded(tuple(embeddings), _timings(jobs, prepared - started))
+
+    @property
+    def modalities(self) -> frozenset[Modality]:
+        """What the model takes."""
+        return self.adapter.modalities
 
     @property
     def has_worker(self) -> bool:
@@ -129,13 +139,6 @@ class Pool:
                 )
         reservation.add_bytes(sum(item.data.nbytes for item in items))
         reservation.add_tokens(sum(item.cost.out_rows for item in items))
-
-    async def _finish(self, jobs: Sequence[Job], media: Sequence[Media]) -> list[Embedding]:
-        try:
-            return await _all_in_place([job.future for job in jobs], media)
-        finally:
-            for job in jobs:
-                self.counters.count_ending(job.future)
 
 
 async def _all_in_place(futures: Sequence[asyncio.Future[T]], media: Sequence[Media]) -> list[T]:

@@ -73,6 +73,7 @@ class Shard:
 
         Ends the process if the device is lost: every later pack would fail too.
         """
+        begun = self._busy.begin()
         try:
             launched = self._thread.call(self._launch, request)
             is_finite = launched.pending.wait()
@@ -81,12 +82,18 @@ class Shard:
                 logger.critical("the device is lost; the shard ends", exc_info=True)
                 os._exit(DEVICE_LOST)
             raise
+        finally:
+            encode_s = self._busy.end(begun)
         finite = _finite_items(is_finite, [layout.cost.out_rows for layout in request.items])
-        return PackReply(finite, self._busy.since(launched.started), launched.counters)
+        return PackReply(finite, encode_s, launched.counters)
 
     def status(self) -> ShardStatus:
         """What the shard is doing, answered also while it works."""
-        return ShardStatus(self._phase, self._fraction, os.getpid())
+        return ShardStatus(self._phase, self._fraction, os.getpid(), self._busy.current_s)
+
+    def _clock(self) -> float:
+        """CPU seconds of one thread: on a busy host, wall time would mislead the planner."""
+        return time.process_time() / self._config.shard.threads
 
     def _load(self) -> None:
         import torch
@@ -117,7 +124,7 @@ class Shard:
             from encoder_pool.graphs.staging import HostStaging
 
             staging = HostStaging(slots, self._width, dtype)
-            return CpuRunner(self._tower, self._ladder), staging, time.process_time
+            return CpuRunner(self._tower, self._ladder), staging, self._clock
         from encoder_pool.graphs.cuda import CudaRunner, synchronised_clock
         from encoder_pool.graphs.staging import CudaStaging
 
@@ -128,7 +135,6 @@ class Shard:
         """Hand the pack to the device. On a GPU none of it has happened yet when this returns."""
         from encoder_pool.graphs.runner import Batch
 
-        started = time.perf_counter()
         with self._staging.stream():
             region = self._staging.receive(request.slot, max(map(_end, request.items)))
             staged = [_read(layout, region) for layout in request.items]
@@ -136,30 +142,45 @@ class Shard:
             rows = self._staging.rows(request.slot, batch.cost.out_rows)
             self._runner.run_into(batch, request.rung, rows)
             pending = self._staging.send(request.slot, rows)
-        return _Launched(started, pending, self._runner.counters)
+        return _Launched(pending, self._runner.counters)
 
     def _progress(self, done: int, total: int) -> None:
         self._fraction = done / total
 
 
 class _Launched(NamedTuple):
-    started: float
     pending: Pending
     counters: Counters
 
 
 class _BusyTime:
-    """Seconds that each pack had the device, of packs that overlap and end one after the other."""
+    """Seconds that each pack has the device, of packs that overlap and end one after the other."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._until = 0.0
+        self._open: list[float] = []
+        self._last_end = 0.0
 
-    def since(self, started: float) -> float:
-        """From the start of a pack that has just ended, or the end of the one before, until now."""
+    def begin(self) -> float:
+        """A pack begins; the ticket to end it with."""
         with self._lock:
-            begun, self._until = max(started, self._until), time.perf_counter()
-            return self._until - begun
+            self._open.append(time.perf_counter())
+            return self._open[-1]
+
+    def end(self, begun: float) -> float:
+        """Seconds from the pack's begin, or the end of the one before, until now."""
+        with self._lock:
+            self._open.remove(begun)
+            start, self._last_end = max(begun, self._last_end), time.perf_counter()
+            return self._last_end - start
+
+    @property
+    def current_s(self) -> float:
+        """Seconds that the oldest open pack has had the device; zero without one."""
+        with self._lock:
+            if not self._open:
+                return 0.0
+            return time.perf_counter() - max(self._open[0], self._last_end)
 
 
 def _host_slots(ring: Ring) -> list[HostSlot]:

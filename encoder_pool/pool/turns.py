@@ -40,6 +40,9 @@ class Turns:
             async with self._changed:
                 await self._changed.wait_for(lambda: not self._is_alone and not self._sharing)
                 self._is_alone = True
+        except asyncio.CancelledError:
+            await self._notify()
+            raise
         finally:
             self._wanting_alone -= 1
         try:

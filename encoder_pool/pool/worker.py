@@ -123,19 +123,23 @@ class Worker:
         return reply
 
     async def check(self) -> None:
-        """Replace a shard that does not answer `status`."""
+        """Replace a shard that does not answer `status`, or has been at one pack for too long."""
         if not self.is_ready:
             return
         shard = self._shard
         try:
             async with asyncio.timeout(STATUS_TIMEOUT_S):
-                await shard.status()
+                status = await shard.status()
         except (ShardDied, TimeoutError):
             self._replace(shard, "it does not answer")
+        else:
+            if status.busy_s > self._config.pack_timeout_s:
+                self._replace(shard, f"it has been at one pack for {status.busy_s:.0f} s")
 
     def stop(self) -> None:
         """End the shard."""
-        self.state = "stopped"
+        if not self.has_given_up:
+            self.state = "stopped"
         self._settled.clear()
         if self._replacing is not None:
             self._replacing.cancel()

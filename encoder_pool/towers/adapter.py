@@ -35,7 +35,7 @@ class Adapter(Protocol):
     prefix: int
     """Leading rows of an item's embedding that belong to no grid position."""
     parts: tuple[Part, ...]
-    """The columns from left to right, if they are several things side by side; their widths add up to `width`."""
+    """The columns from left to right, if they are several things side by side; empty if they are one."""
 
     def __init__(self, checkpoint: Path) -> None: ...
 
@@ -61,7 +61,7 @@ class Adapter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StagedItem:
-    """A prepared item as the shard sees it: its array as a tensor over the ring, and its grid."""
+    """A prepared item as the shard sees it: its array as a tensor on the tower's device, and its grid."""
 
     data: torch.Tensor
     grid: Grid
@@ -106,6 +106,7 @@ class Tower(Protocol):
 
 
 BUILTIN = {
+    "grid": "encoder_pool.towers.grid:GridAdapter",
     "dinov2": "encoder_pool.towers.dinov2:Dinov2Adapter",
     "whisper": "encoder_pool.towers.whisper:WhisperAdapter",
 }

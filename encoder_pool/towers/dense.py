@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from encoder_pool.core import Cost, Media, Modality
+from encoder_pool.core import Cost, Media, Modality, Part
 from encoder_pool.errors import UnsupportedMedia
 
 
@@ -41,6 +41,7 @@ class DenseAdapter:
     unit: str
     width: int
     prefix: int
+    parts: tuple[Part, ...] = ()
     sequence: SequenceShape
 
     def capacity(self, budget: int) -> Cost:

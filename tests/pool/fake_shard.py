@@ -19,6 +19,7 @@ class FakeShard:
         self.number = number
         self.is_dead = False
         self.hangs = False
+        self.busy_s = 0.0
         self.load_error: Exception | None = None
         self.pack_error: Exception | None = None
         self.packs: list[PackRequest] = []
@@ -43,7 +44,7 @@ class FakeShard:
 
     async def status(self) -> ShardStatus:
         await self._live()
-        return ShardStatus(Phase.SERVE, 1.0, self.number)
+        return ShardStatus(Phase.SERVE, 1.0, self.number, self.busy_s)
 
     def kill(self) -> None:
         self.is_dead = True

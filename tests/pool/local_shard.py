@@ -47,6 +47,10 @@ class LocalShard:
             raise ShardDied("killed")
         return self._shard.status()
 
+    @property
+    def busy_s(self) -> float:
+        return self._shard.status().busy_s
+
     def kill(self) -> None:
         self.is_dead = True
         self._thread.shutdown(wait=False)

@@ -35,7 +35,7 @@ async def test_every_item_is_counted_under_the_one_ending_it_had() -> None:
     ]
     for future, ending in cases:
         counters = PoolCounters()
-        counters.count_ending(future)
+        counters.count_ending(future, is_expired=False)
         assert endings(counters) == {ending: 1}
 
 

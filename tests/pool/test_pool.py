@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from encoder_pool.core import Media, Modality
 from encoder_pool.errors import (
     DeadlineExceeded,
     EncodeFailed,
+    Internal,
     Overloaded,
     PoolError,
     TooLarge,
@@ -74,6 +75,20 @@ async def attempt(pool: Pool, *items: bytes, deadline_s: float = 10.0) -> Encode
         return await encode(pool, *items, deadline_s=deadline_s)
     except PoolError as error:
         return error
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for what must come; a test that waits in vain fails."""
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+async def encoding_slowly(pool: Pool, shards: list[LocalShard]) -> asyncio.Task[Encoded]:
+    """A request whose pack the shard has begun, and will be at for a while."""
+    task = asyncio.create_task(encode(pool, toy(1, SLOW)))
+    await until(lambda: shards[0].busy_s > 0)
+    return task
 
 
 def assert_rows(encoded: Encoded | PoolError, *values: int) -> None:
@@ -162,24 +177,23 @@ async def test_when_the_worker_gives_up_what_waits_ends_and_nothing_new_is_let_i
 
 
 async def test_a_request_past_its_deadline_ends_and_its_items_are_dropped_from_the_queue() -> None:
-    async with running(config(queue={"packs_in_flight": 1})) as (pool, _):
-        slow = asyncio.create_task(encode(pool, toy(1, SLOW)))
-        await asyncio.sleep(0.05)
+    async with running(config(queue={"packs_in_flight": 1})) as (pool, shards):
+        slow = await encoding_slowly(pool, shards)
         result = await attempt(pool, *(toy(value) for value in range(8)), deadline_s=0.05)
         assert isinstance(result, DeadlineExceeded)
         assert "queue.deadline_s" in result.message
         assert_rows(await slow, 1)
         assert_rows(await encode(pool, toy(5)), 5)
         assert pool.counters.items_packed == 2
+        assert (pool.counters.items_expired, pool.counters.items_cancelled) == (8, 0)
         assert pool.admission.tokens == 0
 
 
 async def test_a_cancelled_request_leaves_nothing_behind() -> None:
-    async with running(config(queue={"packs_in_flight": 1})) as (pool, _):
-        slow = asyncio.create_task(encode(pool, toy(1, SLOW)))
-        await asyncio.sleep(0.05)
+    async with running(config(queue={"packs_in_flight": 1})) as (pool, shards):
+        slow = await encoding_slowly(pool, shards)
         leaver = asyncio.create_task(encode(pool, *(toy(value) for value in range(8))))
-        await asyncio.sleep(0.05)
+        await until(lambda: len(pool.batcher) == 8)
         leaver.cancel()
         with pytest.raises(asyncio.CancelledError):
             await leaver
@@ -191,15 +205,13 @@ async def test_a_cancelled_request_leaves_nothing_behind() -> None:
 
 
 async def test_a_second_pack_is_in_the_ring_while_the_first_is_encoded() -> None:
-    async with running(config()) as (pool, _):
-        slow = asyncio.create_task(encode(pool, toy(1, SLOW)))
-        await asyncio.sleep(0.05)
+    async with running(config()) as (pool, shards):
+        slow = await encoding_slowly(pool, shards)
         second = asyncio.create_task(encode(pool, toy(2)))
-        await asyncio.sleep(0.05)
+        await until(lambda: pool.admission.tokens == 2 * TOKENS and len(pool.batcher) == 0)
         third = asyncio.create_task(encode(pool, toy(3)))
-        await asyncio.sleep(0.05)
+        await until(lambda: len(pool.batcher) == 1)  # two slots are taken, the third request waits
         assert not slow.done()
-        assert len(pool.batcher) == 1  # two slots are taken, the third request waits
         for task, value in ((slow, 1), (second, 2), (third, 3)):
             assert_rows(await task, value)
 
@@ -241,11 +253,21 @@ async def test_the_ladder_in_the_info_is_measured_and_the_configuration_effectiv
 
 
 async def test_stopping_ends_what_is_queued_with_a_typed_error() -> None:
-    async with running(config(queue={"packs_in_flight": 1})) as (pool, _):
+    async with running(config(queue={"packs_in_flight": 1})) as (pool, shards):
         tasks = [asyncio.create_task(attempt(pool, toy(value, SLOW))) for value in range(17)]
-        await asyncio.sleep(0.1)
-    done, in_flight = await asyncio.wait(tasks, timeout=1)
+        await until(lambda: shards[0].busy_s > 0 and pool.admission.tokens == 17 * TOKENS)
+    done, pending = await asyncio.wait(tasks, timeout=1)
     assert all(isinstance(task.result(), Unavailable) for task in done)
-    assert len(done) >= 8
-    for task in in_flight:
-        task.cancel()
+    assert not pending
+
+
+async def test_a_fault_of_our_own_in_the_dispatch_ends_the_jobs_and_shows_in_the_health_check() -> None:
+    class Broken(ToyAdapter):
+        width = 10**9  # no row can be read with it
+
+    async with running(config()) as (pool, _):
+        pool.dispatcher._adapter = Broken(Path())
+        results = await asyncio.gather(*(attempt(pool, toy(value)) for value in range(20)))
+        assert {type(result) for result in results} == {Internal}
+        with pytest.raises(ValueError, match="reshape"):
+            await pool.check()

@@ -165,3 +165,15 @@ async def test_stopping_ends_the_shard_and_a_replacement_under_way() -> None:
     await asyncio.sleep(0.01)
     assert not worker.is_ready
     assert all(shard.is_dead for shard in factory.shards)
+
+
+async def test_a_health_check_replaces_a_shard_that_is_at_one_pack_for_too_long() -> None:
+    factory = Factory()
+    worker = await started(factory)
+    factory.shards[0].busy_s = 0.04
+    await worker.check()
+    assert worker.is_ready
+    factory.shards[0].busy_s = 0.06
+    await worker.check()
+    await settled(worker)
+    assert len(factory.shards) == 2
