@@ -120,7 +120,7 @@ class LimitsConfig(Section):
         200.0, description="Longer side over shorter side."
     )
     max_audio_seconds: Seconds = Field(600.0, description="Length of an audio clip, counted while decoding.")
-    max_body_seconds: Seconds = Field(60.0, description="Time a caller may take to send a body.")
+    max_body_seconds: Seconds = Field(30.0, description="Time a caller may take to send a body.")
     min_audio_seconds: Seconds = Field(0.05, description="Shortest audio clip.")
 
 

@@ -31,7 +31,8 @@ def encode_files(url: str, paths: Sequence[Path], target: Path | None, out: Cons
 
 def _table(paths: Sequence[Path], items: Sequence[EncodedItem]) -> Table:
     table = Table()
-    for heading in ("file", "modality", "tokens", "width", "dtype", "grid", "source"):
+    table.add_column("file", overflow="fold")
+    for heading in ("modality", "tokens", "width", "dtype", "grid", "source"):
         table.add_column(heading)
     for path, item in zip(paths, items, strict=True):
         source = item.source

@@ -107,7 +107,7 @@ def encode_operation() -> dict[str, Any]:
             _header(
                 DEADLINE_HEADER,
                 {"type": "number", "exclusiveMinimum": 0},
-                "Seconds after which the answer is of no use, from when the body has arrived; "
+                "Seconds after which the answer is of no use, from when the request's head has arrived; "
                 "at most queue.deadline_s, which is the default.",
             ),
             _query("model", {"type": "string"}),

@@ -6,6 +6,7 @@ the first bytes choose the one decoder that sees them. Knows nothing of decoders
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 
 from encoder_pool.config import LimitsConfig
@@ -76,33 +77,43 @@ def sniff(data: bytes) -> Format | None:
 
 
 def expect_format(media: Media, limits: LimitsConfig) -> Format:
-    """The format of an item, if the item may be in it and is not too large.
+    """The format of an item that is sent as what it is, if it may be in it.
 
-    Raises UndecodableMedia `empty_media`, TooLarge `media_too_large`, UnsupportedMedia with its own code
-    or `wrong_modality`; each with the item's param.
+    Raises what `recognise` does, and UnsupportedMedia `wrong_modality`; each with the item's param.
     """
-    size = len(media.data)
-    if not size:
-        raise UndecodableMedia(f"the {media.modality} has no bytes", code="empty_media", param=media.param)
-    if size > limits.max_item_bytes:
-        raise TooLarge(
-            f"the {media.modality} has {size} bytes; the limit is {limits.max_item_bytes} "
-            "(limits.max_item_bytes)",
-            param=media.param,
-        )
-    found = sniff(media.data)
-    accepted = f"accepted for {media.modality}: {', '.join(_accepted(media.modality)) or 'nothing'}"
-    if found is None or found.modality is None:
-        what = "its format is not known" if found is None else f"{found.name} is not supported"
-        raise UnsupportedMedia(f"the {media.modality} cannot be read: {what}; {accepted}", param=media.param)
+    found = recognise(media.data, media.param, {media.modality}, limits)
     if found.modality is not media.modality:
         raise UnsupportedMedia(
             f"the item is sent as {media.modality}, but its bytes are {found.name}, "
-            f"which is {found.modality}; {accepted}",
+            f"which is {found.modality}; {_accepted({media.modality})}",
             code="wrong_modality",
             param=media.param,
         )
     return found
+
+
+def recognise(data: bytes, param: str, modalities: Set[Modality], limits: LimitsConfig) -> Format:
+    """The format of an item, which is one that has a modality; errors list those of `modalities`.
+
+    Raises what `check_size` does, and UnsupportedMedia with its own code.
+    """
+    check_size(data, param, limits)
+    found = sniff(data)
+    if found is None or found.modality is None:
+        what = "its format is not known" if found is None else f"{found.name} is not supported"
+        raise UnsupportedMedia(f"the item cannot be read: {what}; {_accepted(modalities)}", param=param)
+    return found
+
+
+def check_size(data: bytes, param: str, limits: LimitsConfig) -> None:
+    """Raise UndecodableMedia `empty_media` for no bytes, TooLarge `media_too_large` for too many."""
+    if not data:
+        raise UndecodableMedia("the item has no bytes", code="empty_media", param=param)
+    if len(data) > limits.max_item_bytes:
+        raise TooLarge(
+            f"the item has {len(data)} bytes; the limit is {limits.max_item_bytes} (limits.max_item_bytes)",
+            param=param,
+        )
 
 
 def id3_length(data: bytes) -> int:
@@ -119,8 +130,9 @@ def id3_length(data: bytes) -> int:
     return end
 
 
-def _accepted(modality: Modality) -> list[str]:
-    return [accepted.name for accepted in ACCEPTED if accepted.modality is modality]
+def _accepted(modalities: Set[Modality]) -> str:
+    names = [accepted.name for accepted in ACCEPTED if accepted.modality in modalities]
+    return f"accepted for {' and '.join(sorted(modalities))}: {', '.join(names) or 'nothing'}"
 
 
 def _of_brand(brand: bytes) -> Format:

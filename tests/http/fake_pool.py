@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 
 from encoder_pool.config import LadderConfig, LimitsConfig, ModelConfig, PoolConfig, QueueConfig
-from encoder_pool.core import DType, Embedding, Grid, Media, Source
+from encoder_pool.core import DType, Embedding, Grid, Media, Modality, Source
 from encoder_pool.errors import Overloaded
 from encoder_pool.http.routes import build_app
 from encoder_pool.http.service import Encoded, Readiness, Timings
@@ -66,6 +66,7 @@ class FakePool:
 
     def __init__(self, config: PoolConfig | None = None) -> None:
         self.config = config or fake_config()
+        self.modalities = frozenset({Modality.IMAGE, Modality.AUDIO})
         self.failure: BaseException | None = None
         self.delay_s = 0.0
         self.state = Readiness("ready", 1, 1)
