@@ -12,6 +12,7 @@ import signal
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from math import isfinite
 from pathlib import Path
 
 from rich.console import Console
@@ -19,7 +20,7 @@ from rich.console import Console
 from encoder_pool.launch.errors import HostUnfit, LaunchError
 from encoder_pool.launch.file import ServiceFile, read_service_file
 from encoder_pool.launch.haproxy import haproxy_environment
-from encoder_pool.launch.host import Host, problems
+from encoder_pool.launch.host import Host, early_problems, problems
 from encoder_pool.launch.plan import PoolPlan, plan_service
 from encoder_pool.launch.show import config_table, plan_table, progress_bar
 from encoder_pool.weights import BUILTIN, WeightsError, ensure
@@ -89,15 +90,21 @@ def _parser() -> argparse.ArgumentParser:
 def _add_service_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=_port, help="HTTP port, instead of the file's")
     parser.add_argument("--no-haproxy", action="store_true", help="use Serve's own proxy: slower")
-    parser.add_argument("--drain-s", type=float, default=2.0, help="how long a stopping replica drains")
-    parser.add_argument("--start-timeout-s", type=float, default=300.0, help="give up starting after this")
+    parser.add_argument("--drain-s", type=_seconds, default=2.0, help="how long a stopping replica drains")
+    parser.add_argument("--start-timeout-s", type=_seconds, default=300.0, help="give up starting after this")
 
 
 def _port(text: str) -> int:
-    port = int(text)
-    if not 1 <= port <= 65535:
-        raise argparse.ArgumentTypeError(f"{port} is no port; they are 1 to 65535")
-    return port
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= 65535):
+        raise argparse.ArgumentTypeError(f"{text} is no port; they are 1 to 65535")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    with suppress(ValueError):
+        if isfinite(seconds := float(text)) and seconds >= 0:
+            return seconds
+    raise argparse.ArgumentTypeError(f"{text} is no number of seconds; it is 0 or more")
 
 
 def _url(text: str) -> str:
@@ -139,8 +146,10 @@ def _service(arguments: argparse.Namespace) -> Iterator[ServiceFile]:
     service = read_service_file(arguments.file)
     if arguments.port:
         service = service.with_port(arguments.port)
-    if found := problems(service, _plans(service), Host.this()):
-        raise HostUnfit("\n".join(found))
+    _require(early_problems(service, Host.this()))
+    starting = f"starting {service.path} on port {service.port} ..."
+    out.print(starting, markup=False, highlight=False, soft_wrap=True)
+    _require(problems(service, _plans(service), Host.this()))
     with ExitStack() as ports:
         if not arguments.no_haproxy:
             os.environ.update(ports.enter_context(haproxy_environment(arguments.drain_s)))
@@ -149,6 +158,11 @@ def _service(arguments: argparse.Namespace) -> Iterator[ServiceFile]:
 
         with running(service, progress_bar, arguments.start_timeout_s):
             yield service
+
+
+def _require(found: Sequence[str]) -> None:
+    if found:
+        raise HostUnfit("\n".join(found))
 
 
 def _plans(service: ServiceFile) -> list[PoolPlan]:

@@ -136,7 +136,7 @@ class LimitsConfig(Section):
     max_prepared_bytes: Positive = Field(
         256 * MIB, description="Bytes of an image's or video's frames, as sampled and resized for the tower."
     )
-    max_body_seconds: Seconds = Field(60.0, description="Time a caller may take to send a body.")
+    max_body_seconds: Seconds = Field(30.0, description="Time a caller may take to send a body.")
     min_audio_seconds: Seconds = Field(0.05, description="Shortest audio clip.")
 
 

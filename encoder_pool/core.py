@@ -166,6 +166,7 @@ class Embedding:
 
     rows    (tokens, width), in `dtype.storage`; owns its memory
     prefix  leading rows that belong to no grid position, e.g. one class token
+    parts   the columns from left to right, if they are several things; else empty
     """
 
     rows: npt.NDArray[np.generic]
@@ -173,5 +174,6 @@ class Embedding:
     modality: Modality
     grid: Grid
     prefix: int
+    parts: tuple[Part, ...]
     digest: str
     source: Source

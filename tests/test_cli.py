@@ -14,10 +14,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import psutil
 import pytest
+from rich.console import Console
 
+from encoder_pool.client import EncodedItem
+from encoder_pool.client.command import items_table
 from encoder_pool.config import PoolConfig
+from encoder_pool.core import DType, Grid, Modality, Source
 from encoder_pool.launch.host import free_port
 from tests.launch.toy_service import toy_document, toy_entry, write
 
@@ -33,6 +38,14 @@ class Slow:
     def __init__(self, checkpoint):
         (checkpoint / "constructing").touch()
         time.sleep(60)
+"""
+
+MISFIT_ADAPTER = """
+from tests.toy import ToyAdapter
+
+class Misfit(ToyAdapter):
+    def load(self, device, dtype):
+        raise ValueError("the weights are of another shape")
 """
 
 
@@ -70,7 +83,7 @@ def refused(*arguments: str | Path) -> str:
     """What a command says that ends with status 2 and has not begun to work."""
     ended = encoder_pool(*arguments)
     assert ended.status == 2
-    assert ended.out == ""
+    assert ended.out == "" or (ended.out.startswith("starting ") and ended.out.count("\n") == 1)
     return ended.err
 
 
@@ -155,6 +168,15 @@ def test_a_file_that_is_not_yaml_ends_at_once_and_says_where(tmp_path: Path) -> 
     assert "line 1, column 20" in message
 
 
+def test_a_taken_port_is_told_before_weights_are_looked_at(tmp_path: Path) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        entry = toy_entry(tmp_path, model={"checkpoint": "/no/such/folder"})
+        path = write(tmp_path, toy_document(tmp_path, entry, port=listener.getsockname()[1]))
+        assert "Address already in use" in refused("serve", path)
+
+
 def test_a_taken_port_ends_at_once_and_names_its_settings(tmp_path: Path) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -179,7 +201,9 @@ def test_all_that_the_host_lacks_is_told_at_once(tmp_path: Path) -> None:
         ((), "required: COMMAND"),
         (("srve", "file.yaml"), "invalid choice: 'srve'"),
         (("serve", "file.yaml", "--port", "70000"), "--port: 70000 is no port; they are 1 to 65535"),
-        (("serve", "file.yaml", "--port", "http"), "--port: invalid"),
+        (("serve", "file.yaml", "--port", "http"), "--port: http is no port; they are 1 to 65535"),
+        (("serve", "file.yaml", "--drain-s", "-1"), "--drain-s: -1 is no number of seconds; it is 0 or more"),
+        (("demo", "--start-timeout-s", "nan"), "--start-timeout-s: nan is no number of seconds"),
         (("demo", "--picture", "/no/such/folder/demo.png"), "--picture: there is no folder /no/such/folder"),
         (("encode", "a.jpg"), "required: --url"),
         (("encode", "a.jpg", "--url", "127.0.0.1:8000"), "--url: 127.0.0.1:8000 is no URL; it starts with"),
@@ -267,15 +291,43 @@ def test_a_command_that_is_terminated_before_it_serves_ends_quietly(tmp_path: Pa
             assert time.monotonic() < deadline
             time.sleep(0.02)
         process.send_signal(signal.SIGTERM)
-        assert process.communicate(timeout=LIMIT_S) == ("", "")
+        out, err = process.communicate(timeout=LIMIT_S)
+        assert (out.count("\n"), err) == (1, "")
     assert process.returncode == 130
+
+
+@pytest.mark.service
+def test_a_service_whose_weights_do_not_fit_says_so_and_where_the_logs_are(tmp_path: Path) -> None:
+    (tmp_path / "misfit_adapter.py").write_text(MISFIT_ADAPTER)
+    entry = toy_entry(tmp_path, model={"adapter": "misfit_adapter:Misfit"})
+    with started(write(tmp_path, toy_document(tmp_path, entry, port=free_port())), tmp_path) as process:
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "the weights are of another shape" in err
+    assert "/logs" in err
+    assert out.count("\n") == 1
 
 
 @pytest.mark.service
 def test_a_service_that_is_terminated_ends_quietly_and_well(tmp_path: Path) -> None:
     with started(write(tmp_path, toy_document(tmp_path, port=free_port()))) as process:
         assert process.stdout is not None
+        assert process.stdout.readline().startswith("starting ")
         assert process.stdout.readline().startswith("toy: http://127.0.0.1:")
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (0, "")
+
+
+def test_a_long_file_name_is_shown_whole_however_narrow_the_terminal() -> None:
+    source = Source("jpeg", 451, 300)
+    rows = np.zeros((257, 384), np.float32)
+    item = EncodedItem(rows, DType.FLOAT32, Modality.IMAGE, Grid(1, 16, 16), 1, (), source, "digest")
+    console = Console(width=80, force_terminal=False)
+    name = "".join(f"{number:03}" for number in range(40))
+    with console.capture() as captured:
+        console.print(items_table([Path(f"{name}.jpg")], [item]))
+    shown = captured.get()
+    assert "\u2026" not in shown
+    pieces = [line.split("\u2502")[1].strip() for line in shown.splitlines() if line.startswith("\u2502")]
+    assert "".join(pieces) == f"{name}.jpg"

@@ -22,16 +22,18 @@ def encode_files(url: str, paths: Sequence[Path], target: Path | None, out: Cons
         complaint = f"encoder-pool: {url}: {error}"
         Console(stderr=True).print(complaint, style="red", markup=False, highlight=False, soft_wrap=True)
         return 1
-    out.print(_table(paths, items))
+    out.print(items_table(paths, items))
     if target is not None:
         _save(items, target)
         out.print(f"saved to {target}")
     return 0
 
 
-def _table(paths: Sequence[Path], items: Sequence[EncodedItem]) -> Table:
+def items_table(paths: Sequence[Path], items: Sequence[EncodedItem]) -> Table:
+    """What came back, a row an item; file names are folded, never cut."""
     table = Table()
-    for heading in ("file", "modality", "tokens", "width", "dtype", "grid", "source"):
+    table.add_column("file", overflow="fold")
+    for heading in ("modality", "tokens", "width", "dtype", "grid", "source"):
         table.add_column(heading)
     for path, item in zip(paths, items, strict=True):
         source = item.source

@@ -10,7 +10,7 @@ import io
 import os
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
@@ -44,7 +44,9 @@ def uploads_of(inputs: Input | Sequence[Input]) -> list[Upload]:
 
     Raises OSError for a path that cannot be read, TypeError or ValueError for what cannot be uploaded.
     """
-    many = [cast(Input, inputs)] if _is_one(inputs) else cast(Sequence[Input], inputs)
+    # What cannot be gone through is one input, too: one of a kind that `_upload` refuses.
+    is_one = _is_one(inputs) or not isinstance(inputs, Iterable)
+    many = [cast(Input, inputs)] if is_one else cast(Sequence[Input], inputs)
     return [_upload(one, index) for index, one in enumerate(many)]
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from encoder_pool.client.errors import InvalidReplyError
-from encoder_pool.core import DType, Grid, Modality, Source
+from encoder_pool.core import DType, Grid, Modality, Part, Source
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +31,7 @@ class EncodedItem:
     rows           (tokens, width) as the server stores them; bfloat16 as its bits in uint16
     grid           frames (or windows), rows and columns of the patches
     prefix_tokens  leading rows that belong to no grid position, e.g. one class token
+    parts          the columns from left to right, if they are several things, e.g. deepstack levels
     source         what the decoder found
     digest         hex SHA-256 of the bytes that were sent
     """
@@ -40,6 +41,7 @@ class EncodedItem:
     modality: Modality
     grid: Grid
     prefix_tokens: int
+    parts: tuple[Part, ...]
     source: Source
     digest: str
 
@@ -59,6 +61,15 @@ class EncodedItem:
         if self.dtype is DType.BFLOAT16:
             return (self.rows.astype(np.uint32) << 16).view(np.float32)
         return self.rows
+
+    def part(self, name: str) -> npt.NDArray[Any]:
+        """(tokens, width of the part): the columns of that name. Raises KeyError if there are none."""
+        start = 0
+        for part in self.parts:
+            if part.name == name:
+                return self.embedding[:, start : start + part.width]
+            start += part.width
+        raise KeyError(name)
 
     @property
     def prefix(self) -> npt.NDArray[Any]:
@@ -117,6 +128,7 @@ def _item(body: bytes, start: int, tensor: dict[str, Any], described: dict[str, 
         modality=Modality(described["modality"]),
         grid=Grid(*described["grid"]),
         prefix_tokens=described["prefix_tokens"],
+        parts=tuple(Part(part["name"], part["width"]) for part in described["parts"]),
         source=Source(*(described["source"][name] for name in ("format", "width", "height", "seconds"))),
         digest=described["digest"],
     )

@@ -16,6 +16,7 @@ from encoder_pool.client import EncodedItem, EncoderClient
 from encoder_pool.demo.draw import draw
 
 MEDIA = Path(__file__).parent / "media"
+NAME_CHARACTERS = 10
 CROP = 0.9
 """Side of a crop, as a share of its photo's."""
 SEEN = 224 / 256
@@ -35,16 +36,16 @@ def show(urls: Sequence[str], picture: Path, out: Console) -> None:
 
 def _show_images(client: EncoderClient, picture: Path, out: Console) -> None:
     photos = {path.stem: Image.open(path).convert("RGB") for path in sorted(MEDIA.glob("*.jpg"))}
-    crops = {f"{name} crop": _crop(photo) for name, photo in photos.items()}
+    crops = {f"{name}'": _crop(photo) for name, photo in photos.items()}
     started = time.perf_counter()
     items = client.encode([*photos.values(), *crops.values()])
     seconds = time.perf_counter() - started
     out.print(_sizes("images", items, seconds))
     names = [*photos, *crops]
     cosines = cosine_matrix(items)
-    out.print(_cosine_table(names, cosines))
+    out.print(cosine_table(names, cosines))
     nearest = {name: names[index] for name, index in zip(names, nearest_neighbours(cosines), strict=True)}
-    own = sum(nearest[name] == f"{name} crop" for name in photos)
+    own = sum(nearest[name] == f"{name}'" for name in photos)
     out.print(f"{own} of {len(photos)} photos have their own crop as nearest neighbour")
     draw(list(photos.values()), [item.patches[0] for item in items[: len(photos)]], SEEN).save(picture)
     out.print(f"patch embeddings as colours: {picture}")
@@ -87,15 +88,24 @@ def _sizes(what: str, items: Sequence[EncodedItem], seconds: float) -> str:
     )
 
 
-def _cosine_table(names: Sequence[str], cosines: npt.NDArray[np.float32]) -> Table:
-    """Columns bear the numbers of the rows, so that the table fits a narrow terminal."""
-    table = Table(title="cosine of the class tokens, * the nearest other", title_justify="left", box=None)
+def cosine_table(names: Sequence[str], cosines: npt.NDArray[np.float32]) -> Table:
+    """The cosines of up to ten items in 80 columns: columns bear the rows' numbers, and names are cut.
+
+    names  of the items; those of crops end with an apostrophe, which stays
+    """
+    title = "cosine of the class tokens: * the nearest other, ' a crop"
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for heading in ("", "", *range(1, len(names) + 1)):
-        table.add_column(str(heading), justify="right")
+        table.add_column(str(heading), justify="right", no_wrap=True)
     rows = zip(names, cosines, nearest_neighbours(cosines), strict=True)
     for number, (name, row, nearest) in enumerate(rows, start=1):
         cells = [
             f"[bold]*{value:.2f}[/bold]" if at == nearest else f"{value:.2f}" for at, value in enumerate(row)
         ]
-        table.add_row(str(number), name, *cells)
+        table.add_row(str(number), _short(name), *cells)
     return table
+
+
+def _short(name: str) -> str:
+    stem = name.removesuffix("'")
+    return stem[:NAME_CHARACTERS] + name[len(stem) :]

@@ -40,6 +40,7 @@ FIELDS = frozenset(
         "input_audio",
         "data",
         "format",
+        "video_url",
     )
 )
 """Names that may appear in `param`; a name that the caller made up may not."""
@@ -129,6 +130,8 @@ def invalid_body(errors: Sequence[ErrorDetails]) -> InvalidRequest:
         )
     if kind == "extra_forbidden":
         return InvalidRequest("the body has an unknown key; known: model, input, encoding_format")
+    if kind == "too_short" and param == "input":
+        return InvalidRequest("input is empty", param=param)
     in_part = param is not None and param.startswith("input[")
     code = "invalid_content_part" if in_part else "invalid_request"
     return InvalidRequest(_capped(f"{param or 'body'}: {first['msg']}"), code=code, param=param)

@@ -50,6 +50,7 @@ ERROR_CODES: dict[type[PoolError], tuple[str, ...]] = {
         "too_many_items",
         "media_too_large",
         "audio_too_long",
+        "video_too_long",
         "item_too_large",
         "request_too_large",
     ),
@@ -61,6 +62,8 @@ ERROR_CODES: dict[type[PoolError], tuple[str, ...]] = {
         "aspect_ratio",
         "audio_too_short",
         "no_audio",
+        "no_video",
+        "bad_grid",
     ),
     Overloaded: ("overloaded",),
     EncodeFailed: ("encode_failed", "not_finite"),
@@ -107,7 +110,7 @@ def encode_operation() -> dict[str, Any]:
             _header(
                 DEADLINE_HEADER,
                 {"type": "number", "exclusiveMinimum": 0},
-                "Seconds after which the answer is of no use, from when the body has arrived; "
+                "Seconds after which the answer is of no use, from when the request's head has arrived; "
                 "at most queue.deadline_s, which is the default.",
             ),
             _query("model", {"type": "string"}),

@@ -19,11 +19,12 @@ from pydantic import ValidationError
 
 from encoder_pool.config import LimitsConfig, PoolConfig
 from encoder_pool.core import Media, Modality
-from encoder_pool.errors import InvalidRequest, NotFound, TooLarge, UndecodableMedia, UnsupportedMedia
+from encoder_pool.errors import InvalidRequest, NotFound, TooLarge, UnsupportedMedia
 from encoder_pool.http.errors import invalid_body
 from encoder_pool.http.multipart import boundary_of, split_form
-from encoder_pool.http.schema import AudioPart, EncodeBody, Encoding, Part
-from encoder_pool.media.sniff import ACCEPTED, sniff
+from encoder_pool.http.schema import AudioPart, EncodeBody, Encoding, Part, VideoPart
+from encoder_pool.http.service import PoolService
+from encoder_pool.media.sniff import check_size, recognise
 from encoder_pool.media.source import decode_base64, decode_data_uri
 
 FILE_FIELDS = ("files", "file", "image", "audio")
@@ -54,7 +55,7 @@ def check_content_type(content_type: str) -> None:
 
 
 def parse(
-    chunks: Sequence[bytes], content_type: str, query: Mapping[str, str], config: PoolConfig
+    chunks: Sequence[bytes], content_type: str, query: Mapping[str, str], service: PoolService
 ) -> EncodeRequest:
     """Parse and check a whole body of a type that `check_content_type` lets pass.
 
@@ -63,12 +64,12 @@ def parse(
     body = b"".join(chunks)
     kind = _kind(content_type)
     if kind == "application/json":
-        media, encoding = _from_json(body, config)
+        media, encoding = _from_json(body, service.config)
     elif kind == "multipart/form-data":
-        media, encoding = _from_form(body, boundary_of(content_type), config)
+        media, encoding = _from_form(body, boundary_of(content_type), service)
     else:
-        _check_model(query.get("model"), config)
-        media, encoding = [_sniffed(body, "body", config.limits)], _encoding(query.get("encoding_format"))
+        _check_model(query.get("model"), service.config)
+        media, encoding = [_file(body, "body", service)], _encoding(query.get("encoding_format"))
     return EncodeRequest(tuple(media), encoding)
 
 
@@ -107,18 +108,21 @@ def _from_part(part: Part, param: str, limits: LimitsConfig) -> Media:
     if isinstance(part, AudioPart):
         place = f"{param}.input_audio.data"
         modality, data = Modality.AUDIO, decode_base64(part.input_audio.data, place)
+    elif isinstance(part, VideoPart):
+        place = f"{param}.video_url.url"
+        modality, data = Modality.VIDEO, decode_data_uri(part.video_url.url, place)[1]
     elif isinstance(part.image_url, str):
         place = f"{param}.image_url"
         modality, data = Modality.IMAGE, decode_data_uri(part.image_url, place)[1]
     else:
         place = f"{param}.image_url.url"
         modality, data = Modality.IMAGE, decode_data_uri(part.image_url.url, place)[1]
-    _check_item(data, place, limits)
+    check_size(data, place, limits)
     return Media(modality, data, place)
 
 
-def _from_form(body: bytes, boundary: bytes, config: PoolConfig) -> tuple[list[Media], Encoding | None]:
-    limits = config.limits
+def _from_form(body: bytes, boundary: bytes, service: PoolService) -> tuple[list[Media], Encoding | None]:
+    config, limits = service.config, service.config.limits
     texts: dict[str, str] = {}
     spans: list[tuple[str, slice]] = []
     for part in split_form(body, boundary):
@@ -134,28 +138,13 @@ def _from_form(body: bytes, boundary: bytes, config: PoolConfig) -> tuple[list[M
             )
     _check_model(texts.get("model"), config)
     _check_count(len(spans), "files", limits)
-    media = [_sniffed(body[span], param, limits) for param, span in spans]
+    media = [_file(body[span], param, service) for param, span in spans]
     return media, _encoding(texts.get("encoding_format"))
 
 
-def _sniffed(data: bytes, param: str, limits: LimitsConfig) -> Media:
-    _check_item(data, param, limits)
-    found = sniff(data)
-    if found is None or found.modality is None:
-        what = f"{found.name} is not supported" if found else "its format is not known"
-        accepted = ", ".join(each.name for each in ACCEPTED)
-        raise UnsupportedMedia(f"the item cannot be read: {what}; accepted: {accepted}", param=param)
-    return Media(found.modality, data, param)
-
-
-def _check_item(data: bytes, param: str, limits: LimitsConfig) -> None:
-    if not data:
-        raise UndecodableMedia("the item has no bytes", code="empty_media", param=param)
-    if len(data) > limits.max_item_bytes:
-        raise TooLarge(
-            f"the item has {len(data)} bytes; the limit is {limits.max_item_bytes} (limits.max_item_bytes)",
-            param=param,
-        )
+def _file(data: bytes, param: str, service: PoolService) -> Media:
+    found = recognise(data, param, service.modalities, service.config.limits)
+    return Media(found.read_by(service.modalities), data, param)
 
 
 def _check_count(count: int, param: str, limits: LimitsConfig) -> None:

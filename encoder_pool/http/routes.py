@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from encoder_pool.errors import Unavailable
-from encoder_pool.http.body import deadline_of, read_body
+from encoder_pool.http.body import Deadline, deadline_of, read_body
 from encoder_pool.http.errors import Edge, answer_framework_error
 from encoder_pool.http.negotiate import JSON, negotiate
 from encoder_pool.http.openapi import DESCRIPTION, DocumentedApp, encode_operation, encode_responses
@@ -61,21 +61,26 @@ def _add_encode(app: FastAPI, service: PoolService) -> None:
     )
     async def encode(request: Request) -> Response:
         started = time.perf_counter()
-        deadline_s = deadline_of(request, service.config.queue)
+        deadline = deadline_of(request, service.config.queue)
         check_content_type(request.headers.get("content-type", ""))
+        accept = request.headers.getlist("accept")
+        # What the body may prefer decides ties only: if nothing will do, nothing has to be read.
+        negotiate(accept, prefers_json=False)
         with service.admit() as reservation:
-            asked = await _receive(request, service, reservation)
-            media_type = negotiate(request.headers.getlist("accept"), prefers_json=asked.encoding is not None)
-            encoded = await service.encode(asked.media, reservation, deadline_s)
+            asked = await _receive(request, service, reservation, deadline)
+            media_type = negotiate(accept, prefers_json=asked.encoding is not None)
+            encoded = await service.encode(asked.media, reservation, deadline.left_s())
         answer = Answer(request.state.request_id, service.config.model.name, encoded.embeddings)
         headers = {"server-timing": _server_timing(encoded.timings, time.perf_counter() - started)}
         return await _reply(answer, media_type, asked.encoding or "base64", headers)
 
 
-async def _receive(request: Request, service: PoolService, reservation: Reservation) -> EncodeRequest:
-    chunks = await read_body(request, service.config.limits, reservation)
+async def _receive(
+    request: Request, service: PoolService, reservation: Reservation, deadline: Deadline
+) -> EncodeRequest:
+    chunks = await read_body(request, service.config.limits, reservation, deadline)
     content_type = request.headers.get("content-type", "")
-    return await asyncio.to_thread(parse, chunks, content_type, request.query_params, service.config)
+    return await asyncio.to_thread(parse, chunks, content_type, request.query_params, service)
 
 
 async def _reply(answer: Answer, media_type: str, encoding: Encoding, headers: dict[str, str]) -> Response:

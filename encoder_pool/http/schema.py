@@ -42,8 +42,21 @@ class AudioPart(BaseModel):
     input_audio: InputAudio
 
 
-Part = Annotated[ImagePart | AudioPart, Field(discriminator="type")]
-PART_TYPES = ("image_url", "input_audio")
+class VideoUrl(BaseModel):
+    """Where the video is; the pool reads data URIs (RFC 2397) only."""
+
+    url: str = Field(description="A data URI, `data:video/mp4;base64,...`. The format is read off the bytes.")
+
+
+class VideoPart(BaseModel):
+    """A video."""
+
+    type: Literal["video_url"]
+    video_url: VideoUrl
+
+
+Part = Annotated[ImagePart | AudioPart | VideoPart, Field(discriminator="type")]
+PART_TYPES = ("image_url", "input_audio", "video_url")
 
 
 class EncodeBody(BaseModel):
@@ -77,6 +90,13 @@ class SourceInfo(BaseModel):
     seconds: float = Field(description="Length of an audio clip.")
 
 
+class PartInfo(BaseModel):
+    """Columns of an embedding that mean something of their own."""
+
+    name: str
+    width: int
+
+
 class ItemInfo(BaseModel):
     """What an answer says of an item besides its embedding."""
 
@@ -87,6 +107,7 @@ class ItemInfo(BaseModel):
     dtype: Literal["float32", "float16", "bfloat16"]
     grid: tuple[int, int, int] = Field(description="Frames or windows, rows, columns of the patches.")
     prefix_tokens: int = Field(description="Leading rows that belong to no grid position.")
+    parts: list[PartInfo] = Field(description="The columns from left to right; empty if they are one thing.")
     source: SourceInfo
     digest: str = Field(description="Hex SHA-256 of the bytes that were sent.")
 

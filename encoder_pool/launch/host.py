@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from encoder_pool.launch.file import ServiceFile
-from encoder_pool.launch.plan import PoolPlan
+from encoder_pool.launch.plan import PoolPlan, reserved_cpus
 
 PROCESS_BYTES = 700 * 1024 * 1024
 """A replica and its shard without weights and ring: Python, Ray, torch, transformers."""
@@ -34,19 +34,26 @@ class Host:
 
 def problems(service: ServiceFile, plans: Sequence[PoolPlan], host: Host) -> list[str]:
     """What stands in the way of starting; empty if nothing does."""
+    found = early_problems(service, host)
+    needed = sum(plan.host_bytes + plan.num_replicas * PROCESS_BYTES for plan in plans)
+    if needed > host.free_bytes:
+        found.append(f"about {needed >> 20} MiB of memory are needed, {host.free_bytes >> 20} MiB are free")
+    return found
+
+
+def early_problems(service: ServiceFile, host: Host) -> list[str]:
+    """Those of the problems that the file alone tells, before any weights are there."""
     found = []
-    cpus = sum(plan.cpus for plan in plans)
+    cpus = sum(reserved_cpus(application.config) for application in service.applications)
     if cpus > host.cpus + 1e-9:
         found.append(
             f"the applications reserve {cpus:g} CPUs (replica.cpus + shard.cpus, times "
             f"scaling.min_replicas); this host has {host.cpus:g}"
         )
-    gpus = sum(plan.gpus for plan in plans)
+    configs = [application.config for application in service.applications]
+    gpus = sum(config.gpus * config.scaling.min_replicas for config in configs)
     if gpus > host.gpus + 1e-9:
         found.append(_too_few_gpus(gpus, host.gpus))
-    needed = sum(plan.host_bytes + plan.num_replicas * PROCESS_BYTES for plan in plans)
-    if needed > host.free_bytes:
-        found.append(f"about {needed >> 20} MiB of memory are needed, {host.free_bytes >> 20} MiB are free")
     if reason := why_unbindable(service.host, service.port):
         found.append(
             f"port {service.port} on {service.host}: {reason} "

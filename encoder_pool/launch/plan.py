@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from encoder_pool.config import PoolConfig
-from encoder_pool.core import Cost
+from encoder_pool.core import Cost, Pack
 from encoder_pool.graphs.plan import plan, proportional
 from encoder_pool.launch.errors import ConfigError
 from encoder_pool.launch.file import ServiceFile
+from encoder_pool.launch.weight_files import check_weight_files
 from encoder_pool.pool.sizing import Sizing, size_pool
-from encoder_pool.towers.adapter import adapter_class
+from encoder_pool.towers.adapter import BUILTIN, Adapter, adapter_class
 from encoder_pool.weights import Progress, ensure
 from encoder_pool.weights.progress import silent
 
-QUEUE_DEPTHS = (1, 2, 3, 5, 8, 13, 21, 34)
+QUEUE_DEPTHS = (1, 2, 4, 8, 16, 32)
+DRAWS = 20
+"""Queues drawn per depth: enough for a whole percent, and a plan within half a second."""
+
+MAX_SIZES = 64
+"""Different item sizes drawn from, evenly spread where the largest rung is of more units."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolPlan:
     """Sizes of one application: per worker unless it says otherwise.
 
-    padding  per number of waiting smallest items, the share of rows that is computed for nobody
+    padding  per number of waiting items of mixed sizes, the share of rows that is computed for nobody
     """
 
     config: PoolConfig
@@ -39,7 +49,7 @@ class PoolPlan:
     @property
     def cpus(self) -> float:
         """CPUs that all replicas and shards reserve together."""
-        return self.num_replicas * (self.config.replica.cpus + self.config.shard.cpus)
+        return reserved_cpus(self.config)
 
     @property
     def gpus(self) -> float:
@@ -50,6 +60,11 @@ class PoolPlan:
     def host_bytes(self) -> int:
         """Host memory of all rings and weights together; weights pass through it on their way to a GPU."""
         return self.num_replicas * (self.sizing.ring_bytes + self.weight_bytes)
+
+
+def reserved_cpus(config: PoolConfig) -> float:
+    """CPUs that all replicas and shards of a pool reserve together when it starts."""
+    return config.scaling.min_replicas * (config.replica.cpus + config.shard.cpus)
 
 
 def plan_service(service: ServiceFile, progress: Progress = silent) -> list[PoolPlan]:
@@ -64,24 +79,53 @@ def plan_service(service: ServiceFile, progress: Progress = silent) -> list[Pool
 
 
 def plan_pool(config: PoolConfig, progress: Progress = silent) -> PoolPlan:
-    """The plan of one application; brings built-in weights first. Raises ValueError, naming the key."""
+    """The plan of one application; brings built-in weights first. Raises ValueError, naming key or file.
+
+    An adapter of one's own reads its weights as it likes; those of the built-in ones are checked.
+    """
     checkpoint = ensure(config.model.checkpoint, progress)
     adapter = adapter_class(config.model.adapter)(checkpoint)
     sizing = size_pool(config, adapter)
-    smallest = sizing.ladder[0].capacity
-    padding = {depth: expected_padding(sizing, smallest, depth) for depth in QUEUE_DEPTHS}
+    if config.model.adapter in BUILTIN:
+        check_weight_files(checkpoint)
+    padding = {
+        depth: expected_padding(sizing, mixed_queues(adapter, sizing, depth)) for depth in QUEUE_DEPTHS
+    }
     return PoolPlan(config, adapter.unit, sizing, _weight_bytes(checkpoint), padding)
 
 
-def expected_padding(sizing: Sizing, item: Cost, depth: int) -> float:
-    """Share of padded rows when so many items of this cost wait, packed as the service packs them."""
-    packs = plan([item] * depth, sizing.ladder, proportional(sizing.ladder))
-    asked = item.patch_rows * depth
-    run = sum(
-        item.patch_rows if pack.rung is None else sizing.ladder[pack.rung].capacity.patch_rows
-        for pack in packs
-    )
+def mixed_queues(adapter: Adapter, sizing: Sizing, depth: int) -> list[list[Cost]]:
+    """Queues of so many items, sizes drawn evenly from those up to the largest rung's; always the same."""
+    generator = np.random.default_rng(depth)
+    sizes = _item_sizes(adapter, sizing.ladder[-1].budget)
+    return [[sizes[at] for at in generator.integers(len(sizes), size=depth)] for _ in range(DRAWS)]
+
+
+def _item_sizes(adapter: Adapter, largest: int) -> list[Cost]:
+    """Costs of up to MAX_SIZES budgets from 1 to the largest, those that the adapter can represent."""
+    sizes = []
+    for budget in np.unique(np.linspace(1, largest, MAX_SIZES).astype(int)).tolist():
+        with suppress(ValueError):
+            sizes.append(adapter.capacity(budget))
+    return sizes
+
+
+def expected_padding(sizing: Sizing, queues: Sequence[Sequence[Cost]]) -> float:
+    """Share of padded rows over all queues, each packed at once at costs in proportion to a rung's rows."""
+    table = proportional(sizing.ladder)
+    asked = run = 0
+    for queue in queues:
+        asked += Cost.total(queue).patch_rows
+        for pack in plan(queue, sizing.ladder, table):
+            run += _held(pack, queue, sizing).patch_rows
     return 1 - asked / run
+
+
+def _held(pack: Pack, queue: Sequence[Cost], sizing: Sizing) -> Cost:
+    """What is run for a pack: its rung, or its items as they are."""
+    if pack.rung is None:
+        return Cost.total(queue[member] for member in pack.members)
+    return sizing.ladder[pack.rung].capacity
 
 
 def _weight_bytes(checkpoint: Path) -> int:

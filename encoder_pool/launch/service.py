@@ -21,7 +21,7 @@ from ray import serve
 from ray.exceptions import GetTimeoutError, RayError
 from ray.serve.config import ProxyLocation
 from ray.serve.context import _get_global_client
-from ray.serve.schema import ApplicationStatus, ServeDeploySchema
+from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, ServeDeploySchema
 
 from encoder_pool.launch.errors import ConfigError, StartFailed
 from encoder_pool.launch.file import ServiceFile, explain
@@ -36,6 +36,10 @@ POLL_S = 0.2
 OBJECT_STORE_BYTES = 80 * 1024 * 1024
 """Nearly Ray's minimum: media and embeddings never pass through the object store."""
 FAILED = {ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY}
+START_ERROR = "failed to start with exception"
+"""Of a deployment's message while Serve retries a replica whose constructor raised; no field says it."""
+TAIL_LINES = 6
+"""Of a deployment's message, which ends with a traceback."""
 
 
 @contextlib.contextmanager
@@ -71,17 +75,21 @@ def _uninterrupted() -> Iterator[None]:
     """Stop in peace: HAProxy and replicas outlive a shutdown that a second Ctrl-C cuts short."""
     numbers = (signal.SIGINT, signal.SIGTERM)
     handlers = [signal.signal(number, signal.SIG_IGN) for number in numbers]
-    yield
-    for number, handler in zip(numbers, handlers, strict=True):
-        signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, handlers, strict=True):
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
 def _own_sigterm() -> Iterator[None]:
     """Keep the process's handler: Ray puts one in its place that aborts the process."""
     handler = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, handler)
 
 
 def _start_ray() -> None:
@@ -121,8 +129,8 @@ def _wait(service: ServiceFile, progress: Progress, start_timeout_s: float) -> N
     while True:
         status = serve.status().applications
         for name in names:
-            if name in status and status[name].status in FAILED:
-                raise StartFailed(f"application '{name}': {status[name].message}")
+            if name in status and _has_failed(status[name]):
+                raise StartFailed(_failure(name, status[name]))
         ready = [
             name for name in names if name in status and status[name].status == ApplicationStatus.RUNNING
         ]
@@ -130,11 +138,32 @@ def _wait(service: ServiceFile, progress: Progress, start_timeout_s: float) -> N
             return
         if time.monotonic() > deadline:
             missing = ", ".join(name for name in names if name not in ready)
-            raise StartFailed(f"not serving after {start_timeout_s:g} s: {missing}")
+            raise StartFailed(f"not serving after {start_timeout_s:g} s: {missing}; logs: {_log_folder()}")
         shards = _shards()
         fraction = (len(ready) + sum(shard.fraction for shard in shards.values())) / (2 * len(names))
         progress(_line(shards), min(fraction, 1.0))
         time.sleep(POLL_S)
+
+
+def _has_failed(application: ApplicationStatusOverview) -> bool:
+    """Also while Serve still retries: what a constructor raises, it raises again."""
+    return application.status in FAILED or any(
+        START_ERROR in deployment.message for deployment in application.deployments.values()
+    )
+
+
+def _failure(name: str, application: ApplicationStatusOverview) -> str:
+    """Why an application does not start: the error first, for it is the last line of a traceback."""
+    messages = [deployment.message for deployment in application.deployments.values() if deployment.message]
+    tails = [message.rstrip().splitlines()[-TAIL_LINES:] for message in messages or [application.message]]
+    lines = [line.strip() for tail in tails for line in reversed(tail) if line.strip()]
+    return "\n  ".join([f"application '{name}' does not start:", *lines, f"logs: {_log_folder()}"])
+
+
+def _log_folder() -> str:
+    """Where Ray keeps this cluster's logs; no public function tells."""
+    node: Any = ray._private.worker._global_node
+    return str(node.get_logs_dir_path())
 
 
 def _shards() -> dict[str, ShardStatus]:

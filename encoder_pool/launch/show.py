@@ -55,7 +55,9 @@ def plan_table(name: str, plan: PoolPlan) -> Table:
         f"largest item {sizing.largest_item.out_rows} tokens; "
         f"per worker: ring {sizing.ring_bytes / MIB:.1f} MiB "
         f"in {sizing.slots} slots, weights {plan.weight_bytes / MIB:.1f} MiB\n"
-        f"{plan.num_replicas} replica(s), {plan.cpus:g} CPUs; expected padding by waiting items: {padding}"
+        f"{plan.num_replicas} replica(s), {plan.cpus:g} CPUs\n"
+        f"padding by number of waiting items, drawn evenly from 1 to "
+        f"{sizing.ladder[-1].budget} {plan.unit}: {padding}"
     )
     return table
 

@@ -3,7 +3,8 @@
 Nothing a header claims is believed: seconds, packets and bytes are counted while decoding, and decoding
 stops at the first count over its limit. FFmpeg sees one demuxer (that of the sniffed format), a short list
 of decoders, and no tags: compressed ID3 tags unpack to a thousand times their size before any limit counts.
-A clip that was cut short gives what is there; damage that a decoder notices before the end is an error.
+A clip shorter than its container declares is an error (`completeness` says which declare anything), and so is
+damage that a decoder notices before the end.
 """
 
 from __future__ import annotations
@@ -27,6 +28,13 @@ from av.packet import Packet
 from encoder_pool.config import LimitsConfig
 from encoder_pool.core import Media, Source
 from encoder_pool.errors import TooLarge, UndecodableMedia, UnsupportedMedia
+from encoder_pool.media.completeness import (
+    STREAMED_WAV_SIZES,
+    Tally,
+    check_bytes,
+    check_decoded,
+    cut_short,
+)
 from encoder_pool.media.guards import decode_edge
 from encoder_pool.media.sniff import (
     FLAC,
@@ -121,12 +129,14 @@ def _resampled(blocks: Iterator[_Block], sample_rate: int) -> Iterator[Samples]:
 def _blocks(data: bytes, found: Format, limits: LimitsConfig) -> Iterator[_Block]:
     """The clip's samples as they are decoded, their length counted against the limit before they are kept."""
     essential = _without_tags(data, found)
+    check_bytes(essential, found)
     first_rate = elapsed = 0
+    tally = Tally()
     with av.open(
         io.BytesIO(essential), "r", format=_DEMUXERS[found], options=_OPTIONS, metadata_errors="ignore"
     ) as container:
         packets = _counted(container, len(essential), limits)
-        for frame in _frames(packets, _audio_stream(container)):
+        for frame in _frames(packets, _audio_stream(container), tally):
             first_rate = first_rate or frame.sample_rate
             if frame.sample_rate != first_rate or first_rate not in _SAMPLE_RATES:
                 raise UndecodableMedia(
@@ -135,15 +145,16 @@ def _blocks(data: bytes, found: Format, limits: LimitsConfig) -> Iterator[_Block
                 )
             elapsed += frame.samples * _NANOSECONDS // first_rate
             _check_elapsed(elapsed, limits)
+            tally.samples += frame.samples
             yield _Block(_mono(frame), first_rate)
+    check_decoded(essential, found, tally)
 
 
 def _check_elapsed(nanoseconds: int, limits: LimitsConfig) -> None:
-    seconds = nanoseconds / _NANOSECONDS
-    if seconds > limits.max_audio_seconds:
+    if nanoseconds / _NANOSECONDS > limits.max_audio_seconds:
         raise TooLarge(
-            f"audio has at least {seconds:.1f} seconds; the limit is {limits.max_audio_seconds:g} "
-            "(limits.max_audio_seconds)",
+            f"audio has more than {limits.max_audio_seconds:g} seconds; "
+            f"the limit is {limits.max_audio_seconds:g} (limits.max_audio_seconds)",
             code="audio_too_long",
         )
 
@@ -172,7 +183,7 @@ def _counted(container: InputContainer, size: int, limits: LimitsConfig) -> Iter
         yield packet
 
 
-def _frames(packets: Iterator[Packet[Any]], stream: AudioStream) -> Iterator[AudioFrame]:
+def _frames(packets: Iterator[Packet[Any]], stream: AudioStream, tally: Tally) -> Iterator[AudioFrame]:
     """The decoded frames. Damaged packets are forgiven at the end, where cut files and trailing tags are."""
     damaged = 0
     for packet in packets:
@@ -186,6 +197,7 @@ def _frames(packets: Iterator[Packet[Any]], stream: AudioStream) -> Iterator[Aud
                 raise
             continue
         is_flush = packet.size == 0
+        tally.packets += not is_flush
         if frames and damaged and not is_flush:
             raise UndecodableMedia("the audio is damaged before its end")
         yield from frames
@@ -219,8 +231,11 @@ def _without_tags(data: bytes, found: Format) -> bytes:
     for _ in range(_WAV_CHUNKS):
         name, size = data[at : at + 4], int.from_bytes(data[at + 4 : at + 8], "little")
         if name == b"data":
-            # Sizes of 0 and 2**32 - 1 are what a writer leaves that could not seek back: to the end, then.
-            return essential + (data[at : at + 8 + size] if size else data[at:])
+            if size in STREAMED_WAV_SIZES:
+                return essential + data[at:]
+            if at + 8 + size > len(data):
+                raise cut_short(size, len(data) - at - 8, "bytes")
+            return essential + data[at : at + 8 + size]
         if name == b"fmt ":
             essential += data[at : at + 8 + size + (size & 1)]
         at += 8 + size + (size & 1)

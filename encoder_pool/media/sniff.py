@@ -6,6 +6,7 @@ the first bytes choose the one decoder that sees them. Knows nothing of decoders
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 
 from encoder_pool.config import LimitsConfig
@@ -27,6 +28,12 @@ class Format:
     def may_be(self, modality: Modality) -> bool:
         """Whether an item of this modality may be in this format."""
         return modality is self.modality or (self.is_film and modality is Modality.VIDEO)
+
+    def read_by(self, modalities: Set[Modality]) -> Modality:
+        """What an item of this format is to a model of these modalities: a film is pictures or sound."""
+        assert self.modality is not None, "the format is an accepted one"
+        is_picture = self.is_film and Modality.VIDEO in modalities and Modality.AUDIO not in modalities
+        return Modality.VIDEO if is_picture else self.modality
 
 
 JPEG, PNG, WEBP, GIF, BMP, TIFF = (
@@ -83,33 +90,43 @@ def sniff(data: bytes) -> Format | None:
 
 
 def expect_format(media: Media, limits: LimitsConfig) -> Format:
-    """The format of an item, if the item may be in it and is not too large.
+    """The format of an item that is sent as what it is, if it may be in it.
 
-    Raises UndecodableMedia `empty_media`, TooLarge `media_too_large`, UnsupportedMedia with its own code
-    or `wrong_modality`; each with the item's param.
+    Raises what `recognise` does, and UnsupportedMedia `wrong_modality`; each with the item's param.
     """
-    size = len(media.data)
-    if not size:
-        raise UndecodableMedia(f"the {media.modality} has no bytes", code="empty_media", param=media.param)
-    if size > limits.max_item_bytes:
-        raise TooLarge(
-            f"the {media.modality} has {size} bytes; the limit is {limits.max_item_bytes} "
-            "(limits.max_item_bytes)",
-            param=media.param,
-        )
-    found = sniff(media.data)
-    accepted = f"accepted for {media.modality}: {', '.join(_accepted(media.modality)) or 'nothing'}"
-    if found is None or found.modality is None:
-        what = "its format is not known" if found is None else f"{found.name} is not supported"
-        raise UnsupportedMedia(f"the {media.modality} cannot be read: {what}; {accepted}", param=media.param)
+    found = recognise(media.data, media.param, {media.modality}, limits)
     if not found.may_be(media.modality):
         raise UnsupportedMedia(
             f"the item is sent as {media.modality}, but its bytes are {found.name}, "
-            f"which is {found.modality}; {accepted}",
+            f"which is {found.modality}; {_accepted({media.modality})}",
             code="wrong_modality",
             param=media.param,
         )
     return found
+
+
+def recognise(data: bytes, param: str, modalities: Set[Modality], limits: LimitsConfig) -> Format:
+    """The format of an item, which is one that has a modality; errors list those of `modalities`.
+
+    Raises what `check_size` does, and UnsupportedMedia with its own code.
+    """
+    check_size(data, param, limits)
+    found = sniff(data)
+    if found is None or found.modality is None:
+        what = "its format is not known" if found is None else f"{found.name} is not supported"
+        raise UnsupportedMedia(f"the item cannot be read: {what}; {_accepted(modalities)}", param=param)
+    return found
+
+
+def check_size(data: bytes, param: str, limits: LimitsConfig) -> None:
+    """Raise UndecodableMedia `empty_media` for no bytes, TooLarge `media_too_large` for too many."""
+    if not data:
+        raise UndecodableMedia("the item has no bytes", code="empty_media", param=param)
+    if len(data) > limits.max_item_bytes:
+        raise TooLarge(
+            f"the item has {len(data)} bytes; the limit is {limits.max_item_bytes} (limits.max_item_bytes)",
+            param=param,
+        )
 
 
 def id3_length(data: bytes) -> int:
@@ -126,8 +143,11 @@ def id3_length(data: bytes) -> int:
     return end
 
 
-def _accepted(modality: Modality) -> list[str]:
-    return [accepted.name for accepted in ACCEPTED if accepted.may_be(modality)]
+def _accepted(modalities: Set[Modality]) -> str:
+    names = [
+        accepted.name for accepted in ACCEPTED if any(accepted.may_be(modality) for modality in modalities)
+    ]
+    return f"accepted for {' and '.join(sorted(modalities))}: {', '.join(names) or 'nothing'}"
 
 
 def _of_brand(brand: bytes) -> Format:

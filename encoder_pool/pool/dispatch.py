@@ -149,8 +149,8 @@ class Dispatcher:
         return embeddings
 
     def _embedding(self, item: PreparedItem, rows: npt.NDArray[np.generic]) -> Embedding:
-        prefix = self._adapter.prefix
-        return Embedding(rows, self._dtype, item.modality, item.grid, prefix, item.digest, item.source)
+        prefix, parts = self._adapter.prefix, self._adapter.parts
+        return Embedding(rows, self._dtype, item.modality, item.grid, prefix, parts, item.digest, item.source)
 
     def _count(self, batch: Batch, reply: PackReply) -> None:
         self.last_reply = reply

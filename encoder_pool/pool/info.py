@@ -35,6 +35,7 @@ def _model(pool: Pool) -> dict[str, Any]:
         "width": adapter.width,
         "dtype": model.dtype.value,
         "prefix_tokens": adapter.prefix,
+        "parts": [part._asdict() for part in adapter.parts],
         "device": model.device,
     }
 

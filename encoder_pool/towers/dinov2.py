@@ -7,7 +7,6 @@ normalising happen in the tower (`dinov2_tower`), so that an image travels as by
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -19,6 +18,7 @@ from encoder_pool.config import LimitsConfig
 from encoder_pool.core import DType, Grid, Media, Modality, PreparedItem
 from encoder_pool.media.image import decode_image
 from encoder_pool.media.resize import ShortestEdgeThenCrop
+from encoder_pool.media.source import digest
 from encoder_pool.towers.checkpoint import CheckpointFile, read
 from encoder_pool.towers.dense import DenseAdapter, SequenceShape
 
@@ -100,7 +100,7 @@ class Dinov2Adapter(DenseAdapter):
             grid=self._grid,
             cost=self.sequence.cost(1),
             tokens=self.sequence.out_rows,
-            digest=hashlib.sha256(media.data).hexdigest(),
+            digest=digest(media.data),
             source=source,
         )
 

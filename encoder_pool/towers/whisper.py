@@ -10,7 +10,6 @@ computed in the tower (`whisper_tower`). Imports no torch.
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -20,6 +19,7 @@ from pydantic import PositiveInt
 from encoder_pool.config import LimitsConfig
 from encoder_pool.core import DType, Grid, Media, Modality, PreparedItem
 from encoder_pool.media.audio import decode_audio
+from encoder_pool.media.source import digest
 from encoder_pool.towers.checkpoint import CheckpointFile, read
 from encoder_pool.towers.dense import DenseAdapter, SequenceShape
 
@@ -97,7 +97,7 @@ class WhisperAdapter(DenseAdapter):
             grid=Grid(1, 1, tokens),
             cost=self.sequence.cost(windows),
             tokens=tokens,
-            digest=hashlib.sha256(media.data).hexdigest(),
+            digest=digest(media.data),
             source=source,
         )
 

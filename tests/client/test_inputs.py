@@ -102,6 +102,12 @@ def test_an_input_of_another_type_is_a_type_error_that_names_its_place() -> None
         uploads_of([b"x", {}])  # type: ignore[list-item]
 
 
+@pytest.mark.parametrize("odd", [5, None, 1.5])
+def test_what_is_neither_an_input_nor_several_is_a_type_error_that_names_the_kinds(odd: Any) -> None:
+    with pytest.raises(TypeError, match="a path, bytes, a PIL image"):
+        uploads_of(odd)
+
+
 def test_a_missing_file_is_an_os_error() -> None:
     with pytest.raises(FileNotFoundError):
         uploads_of("/no/such/file.png")

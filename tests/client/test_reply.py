@@ -43,6 +43,11 @@ def test_items_come_back_in_order_bit_for_bit_and_own_their_memory(dtype: DType)
         assert item.rows.flags.writeable
         assert (item.dtype, item.modality, item.grid) == (dtype, sent.modality, sent.grid)
         assert (item.prefix_tokens, item.source, item.digest) == (sent.prefix, sent.source, sent.digest)
+        assert item.parts == sent.parts
+        np.testing.assert_array_equal(item.part("merger"), item.embedding[:, :1])
+        np.testing.assert_array_equal(item.part("deepstack.0"), item.embedding[:, 1:])
+        with pytest.raises(KeyError):
+            item.part("deepstack.1")
         assert (item.tokens, item.width) == sent.rows.shape
 
 

@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from encoder_pool.client import EncodedItem
 from encoder_pool.core import DType, Grid, Modality, Source
-from encoder_pool.demo.show import MEDIA, cosine_matrix, nearest_neighbours
+from encoder_pool.demo.show import MEDIA, cosine_matrix, cosine_table, nearest_neighbours
 
 
 def item(*class_token: float, dtype: DType = DType.FLOAT32) -> EncodedItem:
@@ -13,7 +14,7 @@ def item(*class_token: float, dtype: DType = DType.FLOAT32) -> EncodedItem:
     token = np.array(class_token, np.float32)
     rows = np.stack([token, -token])
     stored = (rows.view(np.uint32) >> 16).astype(np.uint16) if dtype is DType.BFLOAT16 else rows
-    return EncodedItem(stored, dtype, Modality.IMAGE, Grid(1, 1, 1), 1, Source("JPEG", 8, 8), "digest")
+    return EncodedItem(stored, dtype, Modality.IMAGE, Grid(1, 1, 1), 1, (), Source("JPEG", 8, 8), "digest")
 
 
 def test_cosines_are_those_of_the_class_tokens_whatever_their_length() -> None:
@@ -44,6 +45,19 @@ def test_nobody_is_its_own_neighbour(cosine: float) -> None:
     cosines = np.array([[1, cosine], [cosine, 1]], np.float32)
     assert nearest_neighbours(cosines) == [1, 0]
     assert cosines[0, 0] == 1
+
+
+def test_a_table_of_ten_items_with_long_names_fits_eighty_columns_whole() -> None:
+    photos = [f"photograph of number {number}" for number in range(5)]
+    cosines = np.full((10, 10), -0.87, np.float32)
+    console = Console(width=80, force_terminal=False)
+    with console.capture() as captured:
+        console.print(cosine_table([*photos, *(f"{name}'" for name in photos)], cosines))
+    title, _, *rows = captured.get().splitlines()
+    assert "nearest other" in title
+    assert "\u2026" not in captured.get()
+    assert [row.split()[:2] for row in rows[4:6]] == [["5", "photograph"], ["6", "photograph'"]]
+    assert all(row.count("-0.87") == 10 for row in rows)
 
 
 def test_the_demo_has_several_photos_and_one_speech_clip() -> None:

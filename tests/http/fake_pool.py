@@ -12,13 +12,14 @@ import httpx
 import numpy as np
 
 from encoder_pool.config import LadderConfig, LimitsConfig, ModelConfig, PoolConfig, QueueConfig
-from encoder_pool.core import DType, Embedding, Grid, Media, Source
+from encoder_pool.core import DType, Embedding, Grid, Media, Modality, Part, Source
 from encoder_pool.errors import Overloaded
 from encoder_pool.http.routes import build_app
 from encoder_pool.http.service import Encoded, Readiness, Timings
 
 WIDTH = 4
 GRID = Grid(1, 2, 2)
+PARTS = (Part("merger", 1), Part("deepstack.0", WIDTH - 1))
 PREFIX = 1
 
 
@@ -44,7 +45,7 @@ def embedding_of(media: Media, dtype: DType = DType.FLOAT32) -> Embedding:
         rows = (numbers.view(np.uint32) >> 16).astype(np.uint16)
     else:
         rows = numbers.astype(dtype.storage)
-    return Embedding(rows, dtype, media.modality, GRID, PREFIX, digest, Source("PNG", 2, 2, 0.0))
+    return Embedding(rows, dtype, media.modality, GRID, PREFIX, PARTS, digest, Source("PNG", 2, 2, 0.0))
 
 
 class FakeReservation:
@@ -66,6 +67,7 @@ class FakePool:
 
     def __init__(self, config: PoolConfig | None = None) -> None:
         self.config = config or fake_config()
+        self.modalities = frozenset({Modality.IMAGE, Modality.AUDIO})
         self.failure: BaseException | None = None
         self.delay_s = 0.0
         self.state = Readiness("ready", 1, 1)

@@ -122,3 +122,47 @@ async def test_an_upload_that_stalls_ends_at_its_limit_and_holds_nothing() -> No
     reply = await _post(pool, stalled())
     assert (reply.status_code, reply.json()["error"]["code"]) == (408, "body_timeout")
     assert "0.05 s (limits.max_body_seconds)" in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("granted_s", "body_s", "status", "code"),
+    [("0.05", 9.0, 504, "deadline_exceeded"), ("9", 0.05, 408, "body_timeout")],
+)
+async def test_an_upload_that_stalls_ends_at_the_sooner_of_deadline_and_limit(
+    granted_s: str, body_s: float, status: int, code: str
+) -> None:
+    pool = FakePool(fake_config(LimitsConfig(max_body_seconds=body_s)))
+
+    async def stalled() -> AsyncIterator[bytes]:
+        yield BODY[:10]
+        await asyncio.Event().wait()
+
+    async with asyncio.timeout(5):
+        reply = await _post(pool, stalled(), x_deadline_seconds=granted_s)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (status, code)
+    assert "0.05 s" in reply.json()["error"]["message"]
+    assert (pool.calls, pool.admitted) == ([], 0)
+
+
+async def test_the_time_that_an_upload_took_is_not_there_for_encoding() -> None:
+    pool = FakePool()
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield BODY[:10]
+        await asyncio.sleep(0.2)
+        yield BODY[10:]
+
+    assert (await _post(pool, slow(), x_deadline_seconds="5")).status_code == 200
+    ((_, _, left_s),) = pool.calls
+    assert 0 < left_s < 4.85
+
+
+async def test_what_accept_cannot_have_is_refused_unread() -> None:
+    read = []
+
+    async def unread() -> AsyncIterator[bytes]:
+        read.append(1)
+        yield BODY
+
+    assert (await _post(FakePool(), unread(), accept="text/html")).status_code == 406
+    assert read == []

@@ -164,5 +164,7 @@ def test_no_body_of_any_type_is_a_5xx(body: bytes, content_type: str) -> None:
             return await http.post("/v1/encode?model=fake", content=body, headers=headers)
 
     reply = asyncio.run(post())
-    assert 400 <= reply.status_code < 500
-    assert set(reply.json()["error"]) == {"message", "type", "code", "param"}
+    # The fake pool decodes nothing: whatever starts like a known format is encoded.
+    assert 200 <= reply.status_code < 500
+    if not reply.is_success:
+        assert set(reply.json()["error"]) == {"message", "type", "code", "param"}

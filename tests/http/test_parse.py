@@ -11,21 +11,28 @@ from hypothesis import strategies as st
 
 from encoder_pool.config import LimitsConfig
 from encoder_pool.core import Media, Modality
-from encoder_pool.errors import InvalidRequest, NotFound, PoolError, TooLarge, UndecodableMedia
+from encoder_pool.errors import (
+    InvalidRequest,
+    NotFound,
+    PoolError,
+    TooLarge,
+    UndecodableMedia,
+    UnsupportedMedia,
+)
 from encoder_pool.http.parse import EncodeRequest, check_content_type, parse
-from tests.http.fake_pool import fake_config
+from tests.http.fake_pool import FakePool, fake_config
 from tests.http.samples import audio_part, image_part, json_request, png, wav
 
 JSON = "application/json"
 
 
 def _parse_json(document: Any, limits: LimitsConfig | None = None) -> EncodeRequest:
-    return parse([json.dumps(document).encode()], JSON, {}, fake_config(limits))
+    return parse([json.dumps(document).encode()], JSON, {}, FakePool(fake_config(limits)))
 
 
 def _parse_form(files: list[tuple[str, Any]], limits: LimitsConfig | None = None) -> EncodeRequest:
     request = httpx.Request("POST", "http://pool", files=files)
-    return parse([request.read()], request.headers["content-type"], {}, fake_config(limits))
+    return parse([request.read()], request.headers["content-type"], {}, FakePool(fake_config(limits)))
 
 
 def _refusal(document: Any, limits: LimitsConfig | None = None) -> PoolError:
@@ -73,7 +80,7 @@ def test_files_become_items_whose_modality_their_bytes_say() -> None:
 
 def test_a_bare_file_is_one_item() -> None:
     query = {"model": "fake", "encoding_format": "base64"}
-    parsed = parse([png()[:10], png()[10:]], "image/x-anything", query, fake_config())
+    parsed = parse([png()[:10], png()[10:]], "image/x-anything", query, FakePool())
     assert parsed == EncodeRequest((Media(Modality.IMAGE, png(), "body"),), "base64")
 
 
@@ -153,7 +160,7 @@ def test_an_unknown_model_is_answered_with_the_served_names() -> None:
 )
 def test_what_is_no_json_is_refused_without_being_repeated(body: bytes) -> None:
     with pytest.raises(PoolError) as caught:
-        parse([body], JSON, {}, fake_config())
+        parse([body], JSON, {}, FakePool())
     assert (caught.value.status, caught.value.code) == (400, "invalid_json")
 
 
@@ -182,6 +189,27 @@ def test_a_malformed_form_is_refused(files: list[tuple[str, Any]], status: int, 
     assert "secret" not in caught.value.message
 
 
+def test_every_way_to_send_an_item_lists_what_the_model_takes() -> None:
+    pool = FakePool()
+    pool.modalities = frozenset({Modality.IMAGE})
+    form = httpx.Request(
+        "POST", "http://pool", files=[("model", (None, "fake")), ("files", ("a", b"gibberish"))]
+    )
+    bodies = [
+        (form.read(), form.headers["content-type"], "files[0]"),
+        (b"gibberish", "image/png", "body"),
+    ]
+    for body, content_type, param in bodies:
+        with pytest.raises(UnsupportedMedia) as caught:
+            parse([body], content_type, {"model": "fake"}, pool)
+        assert caught.value.param == param
+        assert caught.value.message.endswith("accepted for image: jpeg, png, webp, gif, bmp, tiff")
+
+
+def test_an_empty_input_is_named_in_plain_words() -> None:
+    assert _refusal(json_request()).message == "input is empty"
+
+
 def test_too_many_items_are_refused_however_they_come() -> None:
     limits = LimitsConfig(max_items=2)
     error = _refusal(json_request(*[image_part(b"x")] * 3), limits)
@@ -196,7 +224,7 @@ def test_too_many_items_are_refused_however_they_come() -> None:
 def test_a_document_of_many_small_values_is_refused_before_it_is_parsed() -> None:
     body = b'{"model":"fake","input":[' + b"[]," * 1_000_000 + b"[]]}"
     with pytest.raises(TooLarge) as caught:
-        parse([body], JSON, {}, fake_config())
+        parse([body], JSON, {}, FakePool())
     assert caught.value.code == "too_many_items"
 
 

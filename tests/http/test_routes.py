@@ -75,7 +75,7 @@ async def test_a_caller_may_ask_for_less_time_but_not_for_more(header: str | Non
     async with client_of(pool) as http:
         await http.post("/v1/encode", json=json_request(image_part(png())), headers=headers)
     ((_, _, deadline_s),) = pool.calls
-    assert deadline_s == granted_s
+    assert 0 < granted_s - deadline_s < 1
 
 
 @pytest.mark.parametrize("header", ["0", "-1", "nan", "inf", "soon", ""])

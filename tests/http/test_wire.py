@@ -34,7 +34,7 @@ def _embedding(shape: tuple[int, int], dtype: DType, seed: int = 0) -> Embedding
     exponent = {DType.FLOAT32: 0x7F800000, DType.FLOAT16: 0x7C00, DType.BFLOAT16: 0x7F80}[dtype]
     rows[(rows & exponent) == exponent] = 1
     source = Source("JPEG", 640, 480)
-    return Embedding(rows.view(dtype.storage), dtype, Modality.IMAGE, Grid(1, 2, 3), 1, "ab" * 32, source)
+    return Embedding(rows.view(dtype.storage), dtype, Modality.IMAGE, Grid(1, 2, 3), 1, (), "ab" * 32, source)
 
 
 def _answer(*embeddings: Embedding) -> Answer:
@@ -85,7 +85,7 @@ def test_the_rows_leave_uncopied_and_start_aligned() -> None:
 def test_rows_that_are_not_contiguous_are_written_in_order() -> None:
     whole = _embedding((4, 6), DType.FLOAT32)
     column = Embedding(
-        whole.rows[:, ::2], whole.dtype, whole.modality, whole.grid, 0, whole.digest, whole.source
+        whole.rows[:, ::2], whole.dtype, whole.modality, whole.grid, 0, (), whole.digest, whole.source
     )
     loaded = safetensors.torch.load(b"".join(safetensors_chunks(_answer(column))))
     np.testing.assert_array_equal(loaded["embeddings.0"].numpy(), whole.rows[:, ::2])
@@ -106,6 +106,7 @@ def test_the_metadata_says_what_each_item_is() -> None:
         "dtype": "float32",
         "grid": [1, 2, 2],
         "prefix_tokens": 1,
+        "parts": [{"name": "merger", "width": 1}, {"name": "deepstack.0", "width": 3}],
         "source": {"format": "PNG", "width": 2, "height": 2, "seconds": 0.0},
         "digest": image.digest,
     }

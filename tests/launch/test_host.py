@@ -13,6 +13,7 @@ from encoder_pool.launch.host import (
     PROCESS_BYTES,
     Host,
     count_gpus,
+    early_problems,
     free_port,
     problems,
     why_unbindable,
@@ -56,6 +57,13 @@ def test_fractions_of_cpus_add_up_over_applications(tmp_path: Path) -> None:
         "the applications reserve 3 CPUs (replica.cpus + shard.cpus, times scaling.min_replicas); "
         "this host has 2.9"
     )
+
+
+def test_cpus_and_address_are_looked_at_before_there_is_a_plan(tmp_path: Path, listening: int) -> None:
+    entry = toy_entry(tmp_path, model={"checkpoint": "/no/weights"})
+    service = a_service(tmp_path, entry, port=listening)
+    assert len(early_problems(service, Host(0.5, 0))) == 2
+    assert early_problems(a_service(tmp_path, entry), AMPLE) == []
 
 
 def test_a_share_that_floating_point_rounds_up_still_fits(tmp_path: Path) -> None:

@@ -9,8 +9,16 @@ from encoder_pool.config import PoolConfig
 from encoder_pool.core import Cost, Rung
 from encoder_pool.launch.errors import ConfigError
 from encoder_pool.launch.file import read_service_file
-from encoder_pool.launch.plan import QUEUE_DEPTHS, PoolPlan, expected_padding, plan_pool, plan_service
+from encoder_pool.launch.plan import (
+    QUEUE_DEPTHS,
+    PoolPlan,
+    expected_padding,
+    mixed_queues,
+    plan_pool,
+    plan_service,
+)
 from encoder_pool.pool.sizing import Sizing, size_pool
+from encoder_pool.weights import ensure
 from tests.launch.toy_service import toy_args, toy_document, toy_entry, write
 from tests.toy import ToyAdapter
 
@@ -71,11 +79,44 @@ def test_gpus_are_those_of_all_first_replicas(tmp_path: Path) -> None:
 def test_padding_is_the_share_of_rows_that_belong_to_nobody(
     budgets: tuple[int, ...], depth: int, share: float
 ) -> None:
-    assert expected_padding(sizing_of(*budgets), Cost(1, 1, 1), depth) == pytest.approx(share)
+    assert expected_padding(sizing_of(*budgets), [[Cost(1, 1, 1)] * depth]) == pytest.approx(share)
 
 
 def test_an_item_beyond_the_ladder_is_run_at_its_own_shape_without_padding() -> None:
-    assert expected_padding(sizing_of(4), Cost(6, 6, 6), 3) == 0.0
+    assert expected_padding(sizing_of(4), [[Cost(6, 6, 6)] * 3]) == 0.0
+
+
+def test_padding_is_that_of_all_queues_together() -> None:
+    one, three = Cost(1, 1, 1), Cost(3, 3, 3)
+    assert expected_padding(sizing_of(4), [[one], [three]]) == pytest.approx(1 / 2)
+
+
+def test_queues_are_of_all_sizes_that_the_adapter_has_and_always_the_same(tmp_path: Path) -> None:
+    sizing = planned(tmp_path, ladder={"min": 1, "max": 4}).sizing
+    queues = mixed_queues(ToyAdapter(tmp_path), sizing, 8)
+    assert queues == mixed_queues(ToyAdapter(tmp_path), sizing, 8)
+    assert {len(queue) for queue in queues} == {8}
+    assert {cost.patch_rows for queue in queues for cost in queue} == {1, 2, 3, 4}
+
+
+def test_the_expected_padding_of_mixed_sizes_is_not_nothing(tmp_path: Path) -> None:
+    padding = planned(tmp_path, ladder={"min": 1, "max": 8}).padding
+    assert all(0 < share < 1 for share in padding.values())
+
+
+def test_truncated_weights_of_a_built_in_family_are_refused_by_name(tmp_path: Path) -> None:
+    source = ensure("builtin:vit-s14")
+    folder = tmp_path / "vit"
+    folder.mkdir()
+    for path in source.iterdir():
+        if path.suffix == ".json":
+            (folder / path.name).write_bytes(path.read_bytes())
+    with (source / "model.safetensors").open("rb") as whole:
+        (folder / "model.safetensors").write_bytes(whole.read(1 << 20))
+    entry = toy_entry(tmp_path, model={"adapter": "dinov2", "checkpoint": str(folder)})
+    path = write(tmp_path, toy_document(tmp_path, entry))
+    with pytest.raises(ConfigError, match=r"application 'toys': .*model\.safetensors has 1048576 bytes"):
+        plan_service(read_service_file(path))
 
 
 def test_a_plan_shows_padding_for_short_and_long_queues(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def test_a_wav_may_hold_other_chunks_and_claim_no_length() -> None:
     plain = wav(clip)
     listed = plain[:36] + b"LIST\x03\0\0\0abc\0" + plain[36:] + b"id3 \x04\0\0\0abcd"
     np.testing.assert_array_equal(decode(listed), decode(plain))
-    for claimed in (0, 2**32 - 1, 2**31, clip.nbytes + 1000):
+    for claimed in (0, 2**32 - 1):
         streamed = wav_of(clip.tobytes(), 1, 1, RATE, 2, size=claimed)
         np.testing.assert_array_equal(decode(streamed), decode(plain))
 
@@ -143,11 +143,13 @@ def test_seconds_are_counted_not_read_from_the_header() -> None:
             assert refusal(lying, limits).code == "audio_too_long"
 
 
-def test_a_claim_of_hours_is_not_a_reason_to_refuse() -> None:
+def test_a_claim_of_hours_is_taken_for_a_cut_clip_not_for_a_long_one() -> None:
     flac = bytearray(clip_of("flac"))
     # STREAMINFO: 36 bits of total samples end at byte 26 of the file.
     flac[22:26] = b"\xff\xff\xff\xff"
-    assert decode(bytes(flac)).size == RATE
+    error = refusal(bytes(flac))
+    assert (error.status, error.code) == (422, "undecodable_media")
+    assert "it declares 4294967295 samples, of which 44100 are there" in error.message
 
 
 def test_decoding_stops_as_soon_as_the_limit_is_passed() -> None:
@@ -172,16 +174,12 @@ def test_bad_audio_is_refused_with_its_status_and_code(odd: Refused) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_clip_cut_anywhere_is_shorter_or_a_4xx(name: str) -> None:
+def test_a_clip_cut_anywhere_is_a_4xx(name: str) -> None:
     whole = clip_of(name, 0.4)
-    for cut in range(1, len(whole), max(1, len(whole) // 40)):
-        try:
-            size = decode(whole[:cut]).size
-        except PoolError as error:
-            if error.status not in {415, 422}:
-                raise
-        else:
-            assert size <= 0.4 * RATE + 1600
+    # An MP3 may lack one frame of its own and the half of another.
+    end = len(whole) - (900 if name == "mp3" else 0)
+    for cut in range(1, end, max(1, len(whole) // 40)):
+        assert refusal(whole[:cut]).status in {415, 422}
 
 
 def test_junk_after_an_mp3_is_forgiven_but_damage_within_it_is_not() -> None:

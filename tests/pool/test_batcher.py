@@ -39,7 +39,9 @@ def item(rows: int = 1) -> PreparedItem:
 
 def embedding(job: Job) -> Embedding:
     rows = np.zeros((job.item.tokens, 1), np.float32)
-    return Embedding(rows, DType.FLOAT32, Modality.IMAGE, job.item.grid, 0, job.item.digest, job.item.source)
+    return Embedding(
+        rows, DType.FLOAT32, Modality.IMAGE, job.item.grid, 0, (), job.item.digest, job.item.source
+    )
 
 
 async def test_what_waits_is_taken_together_up_to_the_largest_rung() -> None:
