@@ -111,9 +111,7 @@ MISTAKES: dict[str, tuple[Callable[[dict[str, Any]], None], tuple[str, ...]]] = 
     ),
     "unknown adapter": (
         put_model(adapter="dino"),
-        (
-            "service.yaml: application 'toys': model.adapter 'dino' is unknown; built in: dinov2, grid, whisper",
-        ),
+        ("service.yaml: application 'toys': model.adapter 'dino' is", "built in: dinov2, grid, whisper"),
     ),
     "adapter that cannot be imported": (
         put_model(adapter="no.such.module:Adapter"),
