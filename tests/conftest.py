@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.service.running import Service, serving
+from tests.service.running import Service, making_serve
 
 ROOT = Path(__file__).parents[1]
 MEDIA = ROOT / "encoder_pool" / "demo" / "media"
@@ -12,7 +12,7 @@ MEDIA = ROOT / "encoder_pool" / "demo" / "media"
 @pytest.fixture(scope="session")
 def demo() -> Iterator[Service]:
     """The default service, started once for all tests that only ask it things."""
-    with serving(ROOT / "serve_configs" / "demo.yaml") as service:
+    with making_serve() as service:
         yield service
 
 

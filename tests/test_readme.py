@@ -1,10 +1,12 @@
-"""Every block of the README, run as it stands but for the port."""
+"""Every block of the README, run as it stands but for the port.
+
+`make serve` is what the `demo` fixture runs.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from encoder_pool.launch.host import free_port
-from tests.service.running import ROOT, STOP_S, Service
+from tests.service.running import ROOT, Service
 
 pytestmark = pytest.mark.service
 
@@ -70,14 +72,6 @@ def test_make_demo_prints_and_draws() -> None:
     assert "5 of 5 photos have their own crop as nearest neighbour" in output
     assert "speech: 1 item(s), 12.0 s, 600 tokens of 384 float32" in output
     assert picture.stat().st_size > 100_000
-
-
-def test_make_serve_serves_until_it_is_told_to_stop() -> None:
-    process = make("make serve")
-    assert process.stdout is not None
-    assert any(line.startswith("serving") for line in process.stdout)
-    os.killpg(process.pid, signal.SIGINT)
-    process.communicate(timeout=STOP_S)
 
 
 def test_the_gate_runs_the_readmes_test_command() -> None:

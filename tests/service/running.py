@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,8 +53,32 @@ class Service:
 def serving(file: Path, *options: str) -> Iterator[Service]:
     """The service of the file on a free port, from its first answer to a clean stop."""
     port = free_port()
+    command: list[str | Path] = [
+        COMMAND,
+        "serve",
+        str(file),
+        "--port",
+        str(port),
+        "--drain-s",
+        "0.1",
+        *options,
+    ]
+    with _running(command, port) as service:
+        yield service
+
+
+@contextmanager
+def making_serve() -> Iterator[Service]:
+    """The default service as `make serve` starts it, in the environment that runs the tests."""
+    port = free_port()
+    with _running(["make", "serve", f"PORT={port}", f"VENV={COMMAND.parents[1]}"], port) as service:
+        yield service
+
+
+@contextmanager
+def _running(command: Sequence[str | Path], port: int) -> Iterator[Service]:
     process = subprocess.Popen(
-        [COMMAND, "serve", str(file), "--port", str(port), "--drain-s", "0.1", *options],
+        command,
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -91,7 +115,7 @@ def family_of(process: subprocess.Popen[str]) -> dict[psutil.Process, str]:
 def stop(process: subprocess.Popen[str]) -> None:
     """Ask the service to end, and see that it and its whole family do."""
     family = family_of(process) if process.poll() is None else {}
-    process.send_signal(signal.SIGINT)
+    os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does
     process.communicate(timeout=STOP_S)
     _, alive = psutil.wait_procs(family, timeout=10)
     assert not alive, f"left behind: {[family[child] for child in alive]}"
