@@ -7,12 +7,12 @@ Imports no torch.
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from encoder_pool.config import LimitsConfig
 from encoder_pool.core import Cost, DType, Grid, Media, Modality, PreparedItem
+from encoder_pool.media.source import digest
 from encoder_pool.towers.families import family_of
 from encoder_pool.towers.grid_processing import GridProcessor
 
@@ -48,7 +48,7 @@ class GridAdapter:
             grid=grid,
             cost=cost,
             tokens=cost.out_rows,
-            digest=hashlib.sha256(media.data).hexdigest(),
+            digest=digest(media.data),
             source=source,
         )
 
