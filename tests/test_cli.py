@@ -44,7 +44,7 @@ MISFIT_ADAPTER = """
 from tests.toy import ToyAdapter
 
 class Misfit(ToyAdapter):
-    def load(self, device, dtype):
+    def load(self, model):
         raise ValueError("the weights are of another shape")
 """
 

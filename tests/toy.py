@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from encoder_pool.config import LimitsConfig
-from encoder_pool.core import Cost, DType, Grid, Media, Modality, Part, PreparedItem, Source
+from encoder_pool.config import LimitsConfig, ModelConfig
+from encoder_pool.core import Cost, Grid, Media, Modality, Part, PreparedItem, Source
 from encoder_pool.errors import UndecodableMedia
 from encoder_pool.towers.adapter import InputSpec, Metadata, StagedItem
 
@@ -57,7 +57,7 @@ class ToyAdapter:
     def input_bytes(self, capacity: Cost) -> int:
         return 2 * capacity.sequences
 
-    def load(self, device: str, dtype: DType) -> ToyTower:
+    def load(self, model: ModelConfig) -> ToyTower:
         return ToyTower()
 
 

@@ -101,7 +101,7 @@ class Shard:
         torch.set_num_threads(self._config.shard.threads)
         adapter = adapter_class(self._config.model.adapter)(self._checkpoint)
         self._width = adapter.width
-        self._tower = adapter.load(self._config.model.device, self._config.model.dtype)
+        self._tower = adapter.load(self._config.model)
 
     def _capture(self) -> ShardReport:
         from encoder_pool.graphs.measure import measure

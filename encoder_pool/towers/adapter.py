@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from encoder_pool.config import LimitsConfig
-from encoder_pool.core import Cost, DType, Grid, Media, Modality, Part, PreparedItem
+from encoder_pool.config import LimitsConfig, ModelConfig
+from encoder_pool.core import Cost, Grid, Media, Modality, Part, PreparedItem
 
 if TYPE_CHECKING:
     import torch
@@ -54,8 +54,11 @@ class Adapter(Protocol):
         """Bytes that the prepared items of a pack of this cost may take, at most."""
         ...
 
-    def load(self, device: str, dtype: DType) -> Tower:
-        """The tower with its weights. Imports torch. Raises ValueError on missing or unexpected weights."""
+    def load(self, model: ModelConfig) -> Tower:
+        """The tower with its weights, on the device and in the type that the configuration names.
+
+        Imports torch. Raises ValueError on missing or unexpected weights, and for what this tower cannot do.
+        """
         ...
 
 

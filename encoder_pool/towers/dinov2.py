@@ -14,8 +14,8 @@ import numpy as np
 from PIL.Image import Resampling
 from pydantic import PositiveInt
 
-from encoder_pool.config import LimitsConfig
-from encoder_pool.core import DType, Grid, Media, Modality, PreparedItem
+from encoder_pool.config import LimitsConfig, ModelConfig
+from encoder_pool.core import Grid, Media, Modality, PreparedItem
 from encoder_pool.media.image import decode_image
 from encoder_pool.media.resize import ShortestEdgeThenCrop
 from encoder_pool.media.source import digest
@@ -104,11 +104,11 @@ class Dinov2Adapter(DenseAdapter):
             source=source,
         )
 
-    def load(self, device: str, dtype: DType) -> Tower:
+    def load(self, model: ModelConfig) -> Tower:
         """The stock Dinov2Model behind the normalisation. Raises ValueError if the weights do not fit."""
         from encoder_pool.towers.dense_tower import DenseTower
         from encoder_pool.towers.dinov2_tower import PixelEncoder
 
         patches = self.sequence.patch_rows
-        encoder = PixelEncoder(self._checkpoint, self._processor, patches, device, dtype)
+        encoder = PixelEncoder(self._checkpoint, self._processor, patches, model.device, model.dtype)
         return DenseTower("pixels", self.sequence, encoder, self._grid)

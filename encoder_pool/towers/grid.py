@@ -10,8 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from encoder_pool.config import LimitsConfig
-from encoder_pool.core import Cost, DType, Grid, Media, Modality, PreparedItem
+from encoder_pool.config import LimitsConfig, ModelConfig
+from encoder_pool.core import Cost, Grid, Media, Modality, PreparedItem
 from encoder_pool.media.source import digest
 from encoder_pool.towers.families import family_of
 from encoder_pool.towers.grid_processing import GridProcessor
@@ -67,13 +67,13 @@ class GridAdapter:
         """Bytes of the frames of as many patches, if all of them were videos."""
         return capacity.patch_rows * self._geometry.patch_values
 
-    def load(self, device: str, dtype: DType) -> Tower:
+    def load(self, model: ModelConfig) -> Tower:
         """The stock tower and projector behind the normalisation. ValueError if the weights do not fit."""
         from encoder_pool.towers.grid_loading import load_encoder
         from encoder_pool.towers.grid_tower import GridTower
 
-        encoder = load_encoder(self._family, self._checkpoint, device, dtype)
-        return GridTower(encoder, self._geometry, self._processor.normalisation, device, dtype)
+        encoder = load_encoder(self._family, self._checkpoint, model.device, model.dtype)
+        return GridTower(encoder, self._geometry, self._processor.normalisation, model.device, model.dtype)
 
     def _check_match(self) -> None:
         processor, geometry = self._processor, self._geometry

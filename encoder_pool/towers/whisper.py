@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from pydantic import PositiveInt
 
-from encoder_pool.config import LimitsConfig
-from encoder_pool.core import DType, Grid, Media, Modality, PreparedItem
+from encoder_pool.config import LimitsConfig, ModelConfig
+from encoder_pool.core import Grid, Media, Modality, PreparedItem
 from encoder_pool.media.audio import decode_audio
 from encoder_pool.media.source import digest
 from encoder_pool.towers.checkpoint import CheckpointFile, read
@@ -101,12 +101,12 @@ class WhisperAdapter(DenseAdapter):
             source=source,
         )
 
-    def load(self, device: str, dtype: DType) -> Tower:
+    def load(self, model: ModelConfig) -> Tower:
         """The stock WhisperEncoder behind the spectrogram. Raises ValueError if the weights do not fit."""
         from encoder_pool.towers.dense_tower import DenseTower
         from encoder_pool.towers.whisper_tower import SampleEncoder
 
-        encoder = SampleEncoder(self._checkpoint, self._extractor, device, dtype)
+        encoder = SampleEncoder(self._checkpoint, self._extractor, model.device, model.dtype)
         return DenseTower("samples", self.sequence, encoder, Grid(1, 1, self.sequence.out_rows))
 
 

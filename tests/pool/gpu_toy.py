@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from encoder_pool.core import DType
+from encoder_pool.config import ModelConfig
 from encoder_pool.towers.adapter import Metadata, StagedItem
 from tests.toy import DIES, NOT_FINITE, RAISES, TOKENS, WEIGHT, WIDTH, ToyAdapter, ToyTower
 
 
 class GpuToyAdapter(ToyAdapter):
-    def load(self, device: str, dtype: DType) -> ToyTower:
-        return GpuToyTower(device)
+    def load(self, model: ModelConfig) -> ToyTower:
+        return GpuToyTower(model.device)
 
 
 class GpuToyTower(ToyTower):

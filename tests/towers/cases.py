@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 import torch
 from torch import nn
 
-from encoder_pool.core import PreparedItem
+from encoder_pool.config import ModelConfig
+from encoder_pool.core import DType, PreparedItem
 from encoder_pool.towers.adapter import Adapter, StagedItem, Tower
 
 A = TypeVar("A", bound=Adapter)
@@ -20,6 +21,15 @@ M = TypeVar("M", bound=nn.Module)
 # Float32 keeps 7 digits. Where this was written most comparisons are bit-equal and the worst is 2.5e-7 of
 # the reference's largest value; a CPU that sums in another order for another batch may add to that.
 TOLERANCE = 1e-5
+
+
+def model_config(
+    dtype: DType = DType.FLOAT32, device: Literal["cpu", "cuda"] = "cpu", attention: str = "auto"
+) -> ModelConfig:
+    """What a tower is loaded with; the adapter has its checkpoint already."""
+    return ModelConfig(
+        name="model", adapter="grid", checkpoint="unused", device=device, dtype=dtype, attention=attention
+    )
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,11 @@ from transformers import Dinov2Config, Dinov2Model, WhisperConfig, WhisperFeatur
 from transformers.models.bit.image_processing_pil_bit import BitImageProcessorPil
 from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
-from encoder_pool.core import DType
 from encoder_pool.towers.dinov2 import Dinov2Adapter
 from encoder_pool.towers.whisper import WhisperAdapter
 from encoder_pool.weights import ensure
 
-from .cases import Case, randomised
+from .cases import Case, model_config, randomised
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -31,7 +30,7 @@ def _one_thread() -> Iterator[None]:
 def vit_s14() -> Case[Dinov2Adapter]:
     folder = ensure("builtin:vit-s14")
     adapter = Dinov2Adapter(folder)
-    return Case(folder, adapter, adapter.load("cpu", DType.FLOAT32))
+    return Case(folder, adapter, adapter.load(model_config()))
 
 
 @pytest.fixture(scope="session")
@@ -55,14 +54,14 @@ def tiny_dinov2_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_dinov2(tiny_dinov2_folder: Path) -> Case[Dinov2Adapter]:
     adapter = Dinov2Adapter(tiny_dinov2_folder)
-    return Case(tiny_dinov2_folder, adapter, adapter.load("cpu", DType.FLOAT32))
+    return Case(tiny_dinov2_folder, adapter, adapter.load(model_config()))
 
 
 @pytest.fixture(scope="session")
 def whisper_tiny_en() -> Case[WhisperAdapter]:
     folder = ensure("builtin:whisper-tiny.en")
     adapter = WhisperAdapter(folder)
-    return Case(folder, adapter, adapter.load("cpu", DType.FLOAT32))
+    return Case(folder, adapter, adapter.load(model_config()))
 
 
 @pytest.fixture(scope="session")
@@ -99,4 +98,4 @@ def tiny_whisper_folder(tmp_path_factory: pytest.TempPathFactory, tiny_whisper_c
 @pytest.fixture(scope="session")
 def tiny_whisper(tiny_whisper_folder: Path) -> Case[WhisperAdapter]:
     adapter = WhisperAdapter(tiny_whisper_folder)
-    return Case(tiny_whisper_folder, adapter, adapter.load("cpu", DType.FLOAT32))
+    return Case(tiny_whisper_folder, adapter, adapter.load(model_config()))

@@ -23,12 +23,12 @@ from transformers import (
 from transformers.models.kimi_k25.configuration_kimi_k25 import Kimi_K25Config
 from transformers.models.kimi_k25.modeling_kimi_k25 import Kimi_K25ForConditionalGeneration
 
-from encoder_pool.core import DType, Grid
+from encoder_pool.core import Grid
 from encoder_pool.towers.adapter import StagedItem
 from encoder_pool.towers.grid import GridAdapter
 from encoder_pool.towers.grid_tower import GridTower
 
-from .cases import randomised
+from .cases import model_config, randomised
 
 HIDDEN, TEXT = 48, 32
 MEAN, STD = (0.48, 0.45, 0.40), (0.26, 0.27, 0.28)
@@ -135,7 +135,7 @@ class GridCase:
         whole = randomised(WHOLE[family]())
         save(whole, folder)
         adapter = GridAdapter(folder)
-        tower = adapter.load("cpu", DType.FLOAT32)
+        tower = adapter.load(model_config())
         assert isinstance(tower, GridTower)
         return GridCase(family, folder, adapter, tower, whole)
 

@@ -22,7 +22,7 @@ from encoder_pool.towers.adapter import StagedItem
 from encoder_pool.towers.dinov2 import Dinov2Adapter, ImageProcessorConfig
 from encoder_pool.towers.dinov2_tower import Normalise, PixelEncoder
 
-from .cases import Case, assert_close, assert_packing_changes_nothing, nan_after, run, staged
+from .cases import Case, assert_close, assert_packing_changes_nothing, model_config, nan_after, run, staged
 
 CASES = ["vit_s14", "tiny_dinov2"]
 SIZES = [(320, 240), (240, 320), (300, 300), (20, 30), (500, 260)]
@@ -157,7 +157,7 @@ def test_positions_are_interpolated_once(tiny_dinov2: Case[Dinov2Adapter]) -> No
 
 def test_half_precision_gives_half_precision_rows(tiny_dinov2: Case[Dinov2Adapter]) -> None:
     items = noise(tiny_dinov2, 2)
-    rows = run(tiny_dinov2.adapter.load("cpu", DType.BFLOAT16), items)
+    rows = run(tiny_dinov2.adapter.load(model_config(DType.BFLOAT16)), items)
     assert rows.dtype == torch.bfloat16
     reference = run(tiny_dinov2.tower, items)
     # bfloat16 has 8 bits of mantissa: half a percent per operation.
@@ -175,7 +175,7 @@ def with_processor(folder: Path, to: Path, **changes: Any) -> Path:
 def test_a_crop_that_is_not_square_has_a_grid_that_is_not(tiny_dinov2_folder: Path, tmp_path: Path) -> None:
     folder = with_processor(tiny_dinov2_folder, tmp_path / "c", crop_size={"height": 42, "width": 56})
     adapter = Dinov2Adapter(folder)
-    wide = Case(folder, adapter, adapter.load("cpu", DType.FLOAT32))
+    wide = Case(folder, adapter, adapter.load(model_config()))
     image = photo(320, 240)
     item = prepared(wide, image)
     assert (item.grid, item.tokens) == (Grid(1, 3, 4), 13)

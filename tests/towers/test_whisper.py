@@ -21,7 +21,7 @@ from encoder_pool.towers.adapter import StagedItem
 from encoder_pool.towers.whisper import FeatureExtractorConfig, WhisperAdapter
 from encoder_pool.towers.whisper_tower import LogMel
 
-from .cases import Case, assert_close, assert_packing_changes_nothing, nan_after, run, staged
+from .cases import Case, assert_close, assert_packing_changes_nothing, model_config, nan_after, run, staged
 
 RATE = 16000
 WINDOW = 30 * RATE
@@ -179,7 +179,7 @@ def test_the_captured_region_never_waits_for_the_device(tiny_whisper: Case[Whisp
 
 def test_half_precision_gives_half_precision_rows(tiny_whisper: Case[WhisperAdapter]) -> None:
     items = noise(tiny_whisper, 2)
-    rows = run(tiny_whisper.adapter.load("cpu", DType.BFLOAT16), items)
+    rows = run(tiny_whisper.adapter.load(model_config(DType.BFLOAT16)), items)
     assert rows.dtype == torch.bfloat16
     reference = run(tiny_whisper.tower, items)
     # bfloat16 has 8 bits of mantissa: half a percent per operation.
