@@ -1,0 +1,113 @@
+"""Chooses the attention kernel of a GPU by measuring, for every length that a tower meets.
+
+The first time that heads of so many rows and segments of such a length are seen, outside of a capture, which
+is in a rung's warm-up, all candidates are timed on segments of that length, and the fastest is kept. Heads may
+be widened by zeros where a kernel runs faster so: what that costs is timed with it. Knows no tower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from encoder_pool.towers.attention import PackedAttention, kernel_of
+from encoder_pool.towers.fused.operations import Operations
+from encoder_pool.towers.gpu_attention import candidates
+
+MOST_ROWS = 16384
+"""More rows only take longer, in the same kernel."""
+WIDTH_MULTIPLE = 16
+"""Kernels like heads of so many values, or a multiple."""
+RUNS = 5
+"""Replays timed of each candidate. The fastest counts."""
+
+
+class Choice(NamedTuple):
+    """A kernel, the width that its heads should have, and the microseconds that it took, their turning too."""
+
+    kernel: str
+    width: int
+    us: float
+
+
+class Shape(NamedTuple):
+    """What a choice is made for: powers of two at or above the real numbers, at most MOST_ROWS rows."""
+
+    rows: int
+    longest: int
+
+
+class MeasuredAttention:
+    """`Attention` of one tower on one GPU. Belongs to the thread that runs the tower."""
+
+    def __init__(self, num_heads: int, width: int, dtype: torch.dtype, operations: Operations) -> None:
+        self._num_heads = num_heads
+        self._width = width
+        self._dtype = dtype
+        self._operations = operations
+        self.choices: dict[Shape, Choice] = {}
+
+    def width(self, rows: int, longest: int) -> int:
+        """See Attention."""
+        return self._choice(rows, longest).width
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        offsets: torch.Tensor,
+        longest: int,
+        scale: float,
+    ) -> torch.Tensor:
+        """See Attention."""
+        kernel = kernel_of(self._choice(len(query), longest).kernel)
+        return kernel(query, key, value, offsets, longest, scale)
+
+    def _choice(self, rows: int, longest: int) -> Choice:
+        at_most = min(_power_of_two(rows), MOST_ROWS)
+        shape = Shape(at_most, min(_power_of_two(longest), at_most))
+        if shape not in self.choices:
+            assert not torch.cuda.is_current_stream_capturing(), "a rung is warmed up before it is captured"
+            self.choices[shape] = min(self._measured(shape), key=lambda choice: choice.us)
+        return self.choices[shape]
+
+    def _measured(self, shape: Shape) -> list[Choice]:
+        wide = self._width + -self._width % WIDTH_MULTIPLE
+        heads = torch.randn(shape.rows, 3, self._num_heads, self._width, dtype=self._dtype, device="cuda")
+        angles = torch.randn(shape.rows, self._width, device="cuda")
+        offsets = torch.arange(0, shape.rows + 1, shape.longest, dtype=torch.int32, device="cuda")
+        measured = []
+        for name in candidates(self._dtype, shape.longest):
+            kernel = kernel_of(name)
+            for width in {self._width, wide}:
+
+                def run(kernel: PackedAttention = kernel, width: int = width) -> torch.Tensor:
+                    query, key, value = self._operations.rotate(heads, angles, angles, width).unbind(1)
+                    return kernel(query, key, value, offsets, shape.longest, 1.0 / width)
+
+                measured.append(Choice(name, width, _replay_us(run)))
+        return measured
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()
+
+
+def _replay_us(run: Callable[[], object]) -> float:
+    """Microseconds of the call on the device alone: replayed, so that launching costs nothing."""
+    run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        run()
+    times = []
+    for _ in range(RUNS):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1e3)
+    return min(times)
