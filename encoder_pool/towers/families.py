@@ -20,6 +20,7 @@ from encoder_pool.core import Part
 from encoder_pool.towers.checkpoint import CheckpointFile, read
 from encoder_pool.towers.grid_geometry import Geometry
 from encoder_pool.towers.grid_rules import KimiRules, Qwen2Rules, Qwen3Rules, Rules
+from encoder_pool.towers.grid_weights import block, linear, merger
 
 
 class ModelType(CheckpointFile):
@@ -35,9 +36,20 @@ class QwenVision(CheckpointFile):
     spatial_merge_size: PositiveInt = 2
     temporal_patch_size: PositiveInt = 2
     in_channels: Literal[3] = 3
+    depth: PositiveInt = 32
     out_hidden_size: PositiveInt = 3584
     window_size: NonNegativeInt = 0
     deepstack_visual_indexes: tuple[int, ...] = ()
+
+    @property
+    def unit(self) -> int:
+        """Patches of a unit."""
+        return self.spatial_merge_size**2
+
+    @property
+    def patch_values(self) -> int:
+        """Values of a patch."""
+        return self.in_channels * self.temporal_patch_size * self.patch_size**2
 
     @property
     def geometry(self) -> Geometry:
@@ -60,23 +72,59 @@ class Qwen2Vision(QwenVision):
     """`vision_config` of Qwen2-VL, whose `hidden_size` is that of the language model."""
 
     hidden_size: PositiveInt = 3584
+    embed_dim: PositiveInt = 1280
+    mlp_ratio: PositiveInt = 4
 
     @property
     def geometry(self) -> Geometry:
         """That of the others."""
         return QwenVision(**{**self.model_dump(), "out_hidden_size": self.hidden_size}).geometry
 
+    @property
+    def num_weights(self) -> int:
+        """Weights of the tower."""
+        columns, inner = self.embed_dim, self.embed_dim * self.mlp_ratio
+        blocks = self.depth * block(columns, inner)
+        return (
+            self.patch_values * columns + blocks + merger(self.unit * columns, self.hidden_size, 2 * columns)
+        )
+
 
 class Qwen25Vision(QwenVision):
     """`vision_config` of Qwen2.5-VL."""
 
     window_size: NonNegativeInt = 112
+    hidden_size: PositiveInt = 3584
+    intermediate_size: PositiveInt = 3420
+
+    @property
+    def num_weights(self) -> int:
+        """Weights of the tower."""
+        columns = self.hidden_size
+        blocks = self.depth * block(columns, self.intermediate_size, products=3, norm=1)
+        return (
+            self.patch_values * columns + blocks + merger(self.unit * columns, self.out_hidden_size, columns)
+        )
 
 
 class Qwen3Vision(QwenVision):
     """`vision_config` of Qwen3.5."""
 
+    depth: PositiveInt = 27
     patch_size: PositiveInt = 16
+    hidden_size: PositiveInt = 1152
+    intermediate_size: PositiveInt = 4304
+    num_position_embeddings: PositiveInt = 2304
+
+    @property
+    def num_weights(self) -> int:
+        """Weights of the tower."""
+        columns, merged = self.hidden_size, self.unit * self.hidden_size
+        table = self.num_position_embeddings * columns
+        blocks = self.depth * block(columns, self.intermediate_size)
+        levels = len(self.deepstack_visual_indexes) * merger(merged, self.out_hidden_size, 2 * merged)
+        last = merger(merged, self.out_hidden_size, 2 * columns)
+        return linear(self.patch_values, columns) + table + blocks + levels + last
 
 
 class Qwen3VLVision(Qwen3Vision):
@@ -88,12 +136,17 @@ class Qwen3VLVision(Qwen3Vision):
 class QwenConfig(CheckpointFile):
     """config.json of a Qwen model. Subclasses name the family's vision_config."""
 
-    vision_config: QwenVision
+    vision_config: Qwen2Vision | Qwen25Vision | Qwen3Vision
 
     @property
     def geometry(self) -> Geometry:
         """The tower's geometry."""
         return self.vision_config.geometry
+
+    @property
+    def num_weights(self) -> int:
+        """Weights of the tower."""
+        return self.vision_config.num_weights
 
 
 class Qwen2Config(QwenConfig):
@@ -125,7 +178,12 @@ class KimiVision(CheckpointFile):
 
     patch_size: PositiveInt = 14
     merge_kernel_size: tuple[Literal[2], Literal[2]] = (2, 2)
+    pos_emb_height: PositiveInt = 64
+    pos_emb_width: PositiveInt = 64
     pos_emb_time: PositiveInt = 4
+    num_hidden_layers: PositiveInt = 27
+    hidden_size: PositiveInt = 1152
+    intermediate_size: PositiveInt = 4304
 
 
 class KimiText(CheckpointFile):
@@ -159,6 +217,17 @@ class KimiConfig(CheckpointFile):
             max_frames=self.vision_config.pos_emb_time,
             parts=(Part("projector", self.text_config.hidden_size),),
         )
+
+    @property
+    def num_weights(self) -> int:
+        """Weights of the tower, its last norm, and the projector."""
+        vision = self.vision_config
+        columns, unit = vision.hidden_size, vision.merge_kernel_size[0] ** 2
+        embedding = linear(3 * vision.patch_size**2, columns)
+        table = vision.pos_emb_height * vision.pos_emb_width * columns
+        blocks = vision.num_hidden_layers * block(columns, vision.intermediate_size)
+        projector = merger(unit * columns, self.text_config.hidden_size, 2 * columns)
+        return embedding + table + blocks + 2 * columns + projector
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,3 +315,8 @@ def family_of(checkpoint: Path) -> tuple[Family, Geometry]:
     """
     family = named_family(checkpoint)
     return family, read(checkpoint, "config.json", family.config).geometry
+
+
+def num_weights(checkpoint: Path) -> int:
+    """Weights of the tower and projector that config.json describes. Raises as `family_of`."""
+    return read(checkpoint, "config.json", named_family(checkpoint).config).num_weights

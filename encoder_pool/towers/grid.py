@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from encoder_pool.config import LimitsConfig, ModelConfig
 from encoder_pool.core import Cost, Grid, Media, Modality, PreparedItem
 from encoder_pool.media.source import digest
-from encoder_pool.towers.families import family_of
+from encoder_pool.towers.families import family_of, num_weights
 from encoder_pool.towers.grid_processing import GridProcessor
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ class GridAdapter:
         self._processor = GridProcessor(checkpoint)
         self._checkpoint = checkpoint
         self._check_match()
+        self.num_weights = num_weights(checkpoint)
         self.width = self._geometry.width
         self.parts = self._geometry.parts if len(self._geometry.parts) > 1 else ()
 

@@ -91,6 +91,11 @@ def load_exactly(
     return frozen
 
 
+def bytes_of(*modules: nn.Module) -> int:
+    """Bytes of the weights and buffers of modules that share none."""
+    return sum(tensor.nbytes for module in modules for tensor in (*module.parameters(), *module.buffers()))
+
+
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Silence transformers' bar and report: what matters of them is an error here, the rest is noise."""

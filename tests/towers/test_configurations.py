@@ -42,6 +42,7 @@ def test_a_configuration_is_one_that_an_adapter_takes(name: str) -> None:
     adapter = GridAdapter(ensure(f"config:{name}"))
     assert adapter.width == SIZES[name].width
     assert adapter.input_bytes(adapter.capacity(1)) >= 4 * 3 * SIZES[name].patch ** 2
+    assert adapter.num_weights == SIZES[name].weights
 
 
 @pytest.mark.parametrize("name", SIZES)
