@@ -38,7 +38,7 @@ def test_a_configuration_has_a_plan(path: Path) -> None:
     for application, plan in zip(service.applications, plan_service(service), strict=True):
         assert plan.config is application.config
         assert plan.sizing.ladder
-        assert plan.weight_bytes > 1 << 20
+        assert (plan.weight_bytes or 0) > 1 << 20
         assert all(0 <= share < 1 for share in plan.padding.values())
 
 
