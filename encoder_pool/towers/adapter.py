@@ -117,12 +117,17 @@ class Tower(Protocol):
 
 
 @runtime_checkable
-class KnowsItsWeights(Protocol):
-    """A tower that says what its weights take, for `/info`. Others leave that open."""
+class KnowsItself(Protocol):
+    """A tower that says what it takes and what it runs on, for `/info`. Others leave that open."""
 
     @property
     def weights_bytes(self) -> int:
         """Bytes of its weights, on the device."""
+        ...
+
+    @property
+    def kernels(self) -> Mapping[str, str]:
+        """What computes what, in words: the kernel of each part, or of each length."""
         ...
 
 

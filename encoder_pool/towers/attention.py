@@ -10,6 +10,7 @@ empty sequences. Rows past the last offset belong to nobody: what a kernel leave
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
@@ -40,6 +41,11 @@ class PackedAttention(Protocol):
 class Attention(Protocol):
     """A kernel for every length, of heads that have D values each."""
 
+    @property
+    def kernels(self) -> Mapping[str, str]:
+        """Which kernel serves what, in words."""
+        ...
+
     def width(self, rows: int, longest: int) -> int:
         """Values, at least D, that heads had better have for so many rows; those added are zero."""
         ...
@@ -62,8 +68,14 @@ class OneKernel:
 
     def __init__(self, name: str, width: int) -> None:
         """Of that name. Raises ValueError for one that nobody registered."""
-        self.kernel = kernel_of(name)
+        self._name = name
+        self._kernel = kernel_of(name)
         self._width = width
+
+    @property
+    def kernels(self) -> Mapping[str, str]:
+        """The one."""
+        return {"attention": self._name}
 
     def width(self, rows: int, longest: int) -> int:
         """As they are."""
@@ -79,7 +91,7 @@ class OneKernel:
         scale: float,
     ) -> torch.Tensor:
         """See Attention."""
-        return self.kernel(query, key, value, offsets, longest, scale)
+        return self._kernel(query, key, value, offsets, longest, scale)
 
 
 def masked(

@@ -1,31 +1,38 @@
 """Chooses the attention kernel of a GPU by measuring, for every length that a tower meets.
 
-The first time that heads of so many rows and segments of such a length are seen, outside of a capture, which
-is in a rung's warm-up, all candidates are timed on segments of that length, and the fastest is kept. Heads may
-be widened by zeros where a kernel runs faster so: what that costs is timed with it. Knows no tower.
+The first time that heads of so many rows, in segments of such a length, are seen, which is in a rung's
+warm-up, all candidates are timed on random heads, and the fastest is kept. Heads may be widened by zeros
+where a kernel runs faster so: what that costs is timed with it. A candidate whose numbers are not those of
+torch's own kernel is never used, whatever compiler broke it. Knows no tower.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import torch
 
-from encoder_pool.towers.attention import PackedAttention, kernel_of
+from encoder_pool.towers.attention import kernel_of
 from encoder_pool.towers.fused.operations import Operations
-from encoder_pool.towers.gpu_attention import candidates
+from encoder_pool.towers.gpu_attention import candidates, flash2
+
+logger = logging.getLogger(__name__)
 
 MOST_ROWS = 16384
 """More rows only take longer, in the same kernel."""
 WIDTH_MULTIPLE = 16
 """Kernels like heads of so many values, or a multiple."""
+LARGEST_ERROR = 0.05
+"""Of weighted means of normal numbers. Bfloat16 rounds those of about one by 0.004."""
 RUNS = 5
 """Replays timed of each candidate. The fastest counts."""
 
 
 class Choice(NamedTuple):
-    """A kernel, the width that its heads should have, and the microseconds that it took, their turning too."""
+    """A kernel, the width that its heads should have, and the microseconds that both took."""
 
     kernel: str
     width: int
@@ -48,6 +55,14 @@ class MeasuredAttention:
         self._dtype = dtype
         self._operations = operations
         self.choices: dict[Shape, Choice] = {}
+
+    @property
+    def kernels(self) -> Mapping[str, str]:
+        """Which kernel serves which shape, and the microseconds it takes of a layer."""
+        return {
+            f"attention of {rows} rows, {longest} a segment": f"{name}, heads of {width}, {us:.1f} us"
+            for (rows, longest), (name, width, us) in sorted(self.choices.items())
+        }
 
     def width(self, rows: int, longest: int) -> int:
         """See Attention."""
@@ -74,22 +89,38 @@ class MeasuredAttention:
             self.choices[shape] = min(self._measured(shape), key=lambda choice: choice.us)
         return self.choices[shape]
 
-    def _measured(self, shape: Shape) -> list[Choice]:
-        wide = self._width + -self._width % WIDTH_MULTIPLE
+    def _measured(self, shape: Shape) -> Iterator[Choice]:
+        """The candidates that compute what torch's own kernel computes."""
         heads = torch.randn(shape.rows, 3, self._num_heads, self._width, dtype=self._dtype, device="cuda")
-        angles = torch.randn(shape.rows, self._width, device="cuda")
         offsets = torch.arange(0, shape.rows + 1, shape.longest, dtype=torch.int32, device="cuda")
-        measured = []
+        query, key, value = heads.unbind(1)
+        expected = flash2(query, key, value, offsets, shape.longest, self._width**-0.5)
+        still = heads.new_zeros(shape.rows, self._width)
         for name in candidates(self._dtype, shape.longest):
-            kernel = kernel_of(name)
-            for width in {self._width, wide}:
+            for width in dict.fromkeys((self._width, self._width + -self._width % WIDTH_MULTIPLE)):
+                run = partial(self._attend, name, heads, still, offsets, shape.longest, width)
+                if _is_close(run()[..., : self._width], expected):
+                    yield Choice(name, width, _replay_us(run))
+                else:
+                    logger.warning("attention kernel %s is wrong for %s and is not used", name, shape)
 
-                def run(kernel: PackedAttention = kernel, width: int = width) -> torch.Tensor:
-                    query, key, value = self._operations.rotate(heads, angles, angles, width).unbind(1)
-                    return kernel(query, key, value, offsets, shape.longest, 1.0 / width)
+    def _attend(
+        self,
+        name: str,
+        heads: torch.Tensor,
+        still: torch.Tensor,
+        offsets: torch.Tensor,
+        longest: int,
+        width: int,
+    ) -> torch.Tensor:
+        """What a block does, with angles of which nothing need be known but that they are finite."""
+        query, key, value = self._operations.rotate(heads, still + 1, still, width).unbind(1)
+        return kernel_of(name)(query, key, value, offsets, longest, self._width**-0.5)
 
-                measured.append(Choice(name, width, _replay_us(run)))
-        return measured
+
+def _is_close(rows: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Within what two kernels in half precision may differ by, for values of about one."""
+    return bool((rows.float() - expected.float()).abs().max() < LARGEST_ERROR)
 
 
 def _power_of_two(number: int) -> int:
@@ -102,7 +133,7 @@ def _replay_us(run: Callable[[], object]) -> float:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         run()
-    times = []
+    times: list[float] = []
     for _ in range(RUNS):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()

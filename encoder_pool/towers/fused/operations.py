@@ -41,7 +41,7 @@ class Operations(Protocol):
     def normalise(
         self, pixels: torch.Tensor, mean: torch.Tensor, std: torch.Tensor, dtype: torch.dtype
     ) -> torch.Tensor:
-        """(T, C) uint8 -> (T, C): (pixels - mean) / std, in float32, rounded once; mean, std: (C,) float32."""
+        """(T, C) uint8 -> (T, C): (pixels - mean) / std in float32, rounded once. mean, std: (C,) float32."""
         ...
 
     def interpolate(self, table: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -84,6 +84,7 @@ class PlainOperations:
         self, pixels: torch.Tensor, mean: torch.Tensor, std: torch.Tensor, dtype: torch.dtype
     ) -> torch.Tensor:
         """See Operations."""
+        # By a tensor, not a number: CUDA turns a division by a number into a product, one bit off.
         return ((pixels.to(torch.float32) - mean) / std).to(dtype)
 
     def interpolate(self, table: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -105,7 +106,7 @@ class PlainOperations:
         """See Operations."""
         half = heads.shape[-1] // 2
         cosine, sine = (angles[:, None, None, :half].float() for angles in (cosines, sines))
-        first, second = heads[:, :2].unflatten(-1, (half, 2)).float().unbind(-1)
+        first, second = heads[:, :2].view(*heads[:, :2].shape[:-1], half, 2).float().unbind(-1)
         turned = torch.stack((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
         heads[:, :2] = turned.flatten(-2)
         return F.pad(heads, (0, width - 2 * half))
