@@ -10,23 +10,33 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
 
 from encoder_pool.config import PoolConfig
 from encoder_pool.core import Media, Modality, PreparedItem
-from encoder_pool.errors import DeadlineExceeded, PoolError, TooLarge, Unavailable
+from encoder_pool.errors import DeadlineExceeded, PoolError, Unavailable
 from encoder_pool.http.service import Encoded, Readiness, Reservation, Timings
 from encoder_pool.pool.admission import Admission, TokenRate
 from encoder_pool.pool.batcher import Batcher, Job
 from encoder_pool.pool.counters import PoolCounters
 from encoder_pool.pool.dispatch import Dispatcher
 from encoder_pool.pool.info import describe
+from encoder_pool.pool.pieces import Pieces, in_loads
 from encoder_pool.pool.ring import Ring
 from encoder_pool.pool.sizing import Sizing
 from encoder_pool.pool.worker import Worker, WorkerGone
 from encoder_pool.towers.adapter import Adapter
 
 T = TypeVar("T")
+
+
+class Split(NamedTuple):
+    """An item and the pieces that the tower sees of it; most are one piece."""
+
+    item: PreparedItem
+    pieces: tuple[PreparedItem, ...]
 
 
 class Pool:
@@ -76,15 +86,16 @@ class Pool:
     async def encode(self, media: Sequence[Media], reservation: Reservation, deadline_s: float) -> Encoded:
         """Encode all items of a request that was let in, or raise one PoolError."""
         started = self._clock()
-        jobs: list[Job] = []
+        jobs: list[Sequence[Job]] = []
         timeout = asyncio.timeout(deadline_s)
         try:
             async with timeout:
                 items = await self._prepare(media)
                 prepared = self._clock()
-                self._reserve(items, reservation)
-                jobs = [self.batcher.submit(item, started + deadline_s) for item in items]
-                embeddings = await _all_in_place([job.future for job in jobs], media)
+                splits = [self._split(item, one) for item, one in zip(items, media, strict=True)]
+                _reserve(items, reservation)
+                jobs = [self._submit(split, started + deadline_s) for split in splits]
+                embeddings = await _all_in_place([of_item[0].future for of_item in jobs], media)
         except TimeoutError:
             if not timeout.expired():
                 raise
@@ -92,8 +103,8 @@ class Pool:
                 f"not encoded within {deadline_s:g} s (x-deadline-seconds, queue.deadline_s)"
             ) from None
         finally:
-            for job in jobs:
-                self.counters.count_ending(job.future, is_expired=timeout.expired())
+            for of_item in jobs:
+                self.counters.count_ending(of_item[0].future, is_expired=timeout.expired())
         return Encoded(tuple(embeddings), _timings(jobs, prepared - started))
 
     @property
@@ -127,18 +138,33 @@ class Pool:
         futures = [loop.run_in_executor(self._preparers, self.adapter.prepare, one, limits) for one in media]
         return await _all_in_place(futures, media)
 
-    def _reserve(self, items: Sequence[PreparedItem], reservation: Reservation) -> None:
-        """Hold what the decoded items need. Raises TooLarge or Overloaded."""
-        largest = self.sizing.largest_item
-        for item in items:
-            if not item.cost.fits(largest):
-                raise TooLarge(
-                    f"an item needs {item.cost.out_rows} tokens; the largest this pool encodes has "
-                    f"{largest.out_rows} (ladder.max, ladder.eager_max)",
-                    code="item_too_large",
-                )
-        reservation.add_bytes(sum(item.data.nbytes for item in items))
-        reservation.add_tokens(sum(item.cost.out_rows for item in items))
+    def _split(self, item: PreparedItem, media: Media) -> Split:
+        """The item as the worker's ladder can take it. Raises TooLarge if it cannot."""
+        pieces = self.adapter.split(item, self.worker.report.ladder)
+        assert sum(piece.tokens for piece in pieces) == item.tokens, "an item has the rows of its pieces"
+        for piece in pieces:
+            self.sizing.check(piece.cost, "an item" if piece is item else "a piece of an item", media.param)
+        return Split(item, pieces)
+
+    def _submit(self, split: Split, deadline: float) -> Sequence[Job]:
+        """Queue an item. Its jobs have one future; more of them may follow as pieces enter."""
+        item, pieces = split
+        if len(pieces) == 1:
+            return [self.batcher.submit(item, deadline)]
+        self.counters.items_split += 1
+        self.counters.pieces += len(pieces)
+        rows = np.empty((item.tokens, self.adapter.width), self.config.model.dtype.storage)
+        loads = in_loads(pieces, self.worker.report.ladder)
+        whole = Pieces(item, loads, rows, deadline, self.batcher.enter)
+        for _ in range(self.config.queue.packs_in_flight):
+            whole.enter_load()
+        return whole.jobs
+
+
+def _reserve(items: Sequence[PreparedItem], reservation: Reservation) -> None:
+    """Hold what the decoded items need. Raises TooLarge or Overloaded."""
+    reservation.add_bytes(sum(item.data.nbytes for item in items))
+    reservation.add_tokens(sum(item.cost.out_rows for item in items))
 
 
 async def _all_in_place(futures: Sequence[asyncio.Future[T]], media: Sequence[Media]) -> list[T]:
@@ -160,9 +186,12 @@ def _result(future: asyncio.Future[T], media: Media) -> T:
         raise error.at(media.param) from error
 
 
-def _timings(jobs: Sequence[Job], prepare_s: float) -> Timings:
+def _timings(jobs: Sequence[Sequence[Job]], prepare_s: float) -> Timings:
+    """An item is queued until its first job is taken and encoded when its last has ended."""
+    taken_at = [min(job.taken_at for job in of_item) for of_item in jobs]
+    ended_at = [max(job.ended_at for job in of_item) for of_item in jobs]
     return Timings(
         prepare_s=prepare_s,
-        queue_s=max(job.taken_at - job.queued_at for job in jobs),
-        encode_s=max(job.ended_at - job.taken_at for job in jobs),
+        queue_s=max(taken - of_item[0].queued_at for taken, of_item in zip(taken_at, jobs, strict=True)),
+        encode_s=max(ended - taken for taken, ended in zip(taken_at, ended_at, strict=True)),
     )
