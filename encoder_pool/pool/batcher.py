@@ -47,6 +47,16 @@ class Job:
     taken_at: float = 0.0
     ended_at: float = 0.0
 
+    @property
+    def queue_s(self) -> float:
+        """Seconds from the queue's end to a worker."""
+        return self.taken_at - self.queued_at
+
+    @property
+    def encode_s(self) -> float:
+        """Seconds from there to the rows."""
+        return self.ended_at - self.taken_at
+
     def keep(self, rows: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
         """A copy of the item's rows, which lie in memory that is soon used again. Called in a thread."""
         return rows.copy()

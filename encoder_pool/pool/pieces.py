@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 
 import numpy as np
 import numpy.typing as npt
@@ -58,21 +59,17 @@ class PieceJob(Job):
 
     def finish(self, embedding: Embedding) -> None:
         """Count the piece as done; the last one ends the item."""
-        self.whole.finish_piece(self.load, embedding)
+        self.whole.finish_piece(self, embedding)
 
 
 class Pieces:
-    """One item in pieces.
-
-    jobs  of the pieces that have entered, in order
-    """
+    """One item in pieces; `future`, `queue_s` and `encode_s` are as those of a whole item's job."""
 
     def __init__(
         self, item: PreparedItem, loads: Iterator[Load], rows: Rows, deadline: float, enter: Enter
     ) -> None:
         """Around the item's (tokens, width) array, which the pieces fill; `enter` queues a job."""
         self.future: asyncio.Future[Embedding] = asyncio.get_running_loop().create_future()
-        self.jobs: list[Job] = []
         self._item = item
         self._loads = loads
         self._rows = rows
@@ -80,6 +77,9 @@ class Pieces:
         self._enter = enter
         self._rows_given = 0
         self._left_of_load: list[int] = []
+        # Not the jobs: they hold the item's frames, and a circle would keep those until it is collected.
+        self._queued_at = self._taken_at = inf
+        self._ended_at = 0.0
 
     def enter_load(self) -> None:
         """Queue the next load, if there is one."""
@@ -88,15 +88,31 @@ class Pieces:
         for piece in load:
             self._enter_piece(piece)
 
-    def finish_piece(self, load: int, embedding: Embedding) -> None:
-        """A piece of this load has its rows. The last of a load lets another in, the last of all ends it."""
+    def finish_piece(self, job: PieceJob, embedding: Embedding) -> None:
+        """A piece has its rows. The last of a load lets another in, the last of all ends the item."""
         if self.future.done():
             return
-        self._left_of_load[load] -= 1
-        if not self._left_of_load[load]:
+        self._note_times(job)
+        self._left_of_load[job.load] -= 1
+        if not self._left_of_load[job.load]:
             self.enter_load()
         if not any(self._left_of_load):
             self.future.set_result(replace(embedding, rows=self._rows, grid=self._item.grid))
+
+    @property
+    def queue_s(self) -> float:
+        """Seconds until a worker had the first piece."""
+        return self._taken_at - self._queued_at
+
+    @property
+    def encode_s(self) -> float:
+        """Seconds from there to the rows of the last, what later pieces waited in the queue included."""
+        return self._ended_at - self._taken_at
+
+    def _note_times(self, job: Job) -> None:
+        self._queued_at = min(self._queued_at, job.queued_at)
+        self._taken_at = min(self._taken_at, job.taken_at)
+        self._ended_at = max(self._ended_at, job.ended_at)
 
     def _enter_piece(self, piece: PreparedItem) -> None:
         first, self._rows_given = self._rows_given, self._rows_given + piece.tokens
@@ -108,5 +124,4 @@ class Pieces:
             load=len(self._left_of_load) - 1,
             rows=self._rows[first : self._rows_given],
         )
-        self.jobs.append(job)
         self._enter(job)

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -30,13 +30,6 @@ from encoder_pool.pool.worker import Worker, WorkerGone
 from encoder_pool.towers.adapter import Adapter
 
 T = TypeVar("T")
-
-
-class Split(NamedTuple):
-    """An item and the pieces that the tower sees of it; most are one piece."""
-
-    item: PreparedItem
-    pieces: tuple[PreparedItem, ...]
 
 
 class Pool:
@@ -86,16 +79,16 @@ class Pool:
     async def encode(self, media: Sequence[Media], reservation: Reservation, deadline_s: float) -> Encoded:
         """Encode all items of a request that was let in, or raise one PoolError."""
         started = self._clock()
-        jobs: list[Sequence[Job]] = []
+        jobs: list[Job | Pieces] = []
         timeout = asyncio.timeout(deadline_s)
         try:
             async with timeout:
                 items = await self._prepare(media)
                 prepared = self._clock()
-                splits = [self._split(item, one) for item, one in zip(items, media, strict=True)]
+                pieces = [self._split(item, one) for item, one in zip(items, media, strict=True)]
                 _reserve(items, reservation)
-                jobs = [self._submit(split, started + deadline_s) for split in splits]
-                embeddings = await _all_in_place([of_item[0].future for of_item in jobs], media)
+                jobs = [self._submit(*item, started + deadline_s) for item in zip(items, pieces, strict=True)]
+                embeddings = await _all_in_place([job.future for job in jobs], media)
         except TimeoutError:
             if not timeout.expired():
                 raise
@@ -103,8 +96,8 @@ class Pool:
                 f"not encoded within {deadline_s:g} s (x-deadline-seconds, queue.deadline_s)"
             ) from None
         finally:
-            for of_item in jobs:
-                self.counters.count_ending(of_item[0].future, is_expired=timeout.expired())
+            for job in jobs:
+                self.counters.count_ending(job.future, is_expired=timeout.expired())
         return Encoded(tuple(embeddings), _timings(jobs, prepared - started))
 
     @property
@@ -138,19 +131,18 @@ class Pool:
         futures = [loop.run_in_executor(self._preparers, self.adapter.prepare, one, limits) for one in media]
         return await _all_in_place(futures, media)
 
-    def _split(self, item: PreparedItem, media: Media) -> Split:
-        """The item as the worker's ladder can take it. Raises TooLarge if it cannot."""
+    def _split(self, item: PreparedItem, media: Media) -> tuple[PreparedItem, ...]:
+        """The item in pieces for the worker's ladder; most are one. Raises TooLarge if a piece is."""
         pieces = self.adapter.split(item, self.worker.report.ladder)
         assert sum(piece.tokens for piece in pieces) == item.tokens, "an item has the rows of its pieces"
         for piece in pieces:
             self.sizing.check(piece.cost, "an item" if piece is item else "a piece of an item", media.param)
-        return Split(item, pieces)
+        return pieces
 
-    def _submit(self, split: Split, deadline: float) -> Sequence[Job]:
-        """Queue an item. Its jobs have one future; more of them may follow as pieces enter."""
-        item, pieces = split
+    def _submit(self, item: PreparedItem, pieces: tuple[PreparedItem, ...], deadline: float) -> Job | Pieces:
+        """Queue an item, or its first pieces. Its future ends with an Embedding or a PoolError."""
         if len(pieces) == 1:
-            return [self.batcher.submit(item, deadline)]
+            return self.batcher.submit(item, deadline)
         self.counters.items_split += 1
         self.counters.pieces += len(pieces)
         rows = np.empty((item.tokens, self.adapter.width), self.config.model.dtype.storage)
@@ -158,7 +150,7 @@ class Pool:
         whole = Pieces(item, loads, rows, deadline, self.batcher.enter)
         for _ in range(self.config.queue.packs_in_flight):
             whole.enter_load()
-        return whole.jobs
+        return whole
 
 
 def _reserve(items: Sequence[PreparedItem], reservation: Reservation) -> None:
@@ -186,12 +178,9 @@ def _result(future: asyncio.Future[T], media: Media) -> T:
         raise error.at(media.param) from error
 
 
-def _timings(jobs: Sequence[Sequence[Job]], prepare_s: float) -> Timings:
-    """An item is queued until its first job is taken and encoded when its last has ended."""
-    taken_at = [min(job.taken_at for job in of_item) for of_item in jobs]
-    ended_at = [max(job.ended_at for job in of_item) for of_item in jobs]
+def _timings(jobs: Sequence[Job | Pieces], prepare_s: float) -> Timings:
     return Timings(
         prepare_s=prepare_s,
-        queue_s=max(taken - of_item[0].queued_at for taken, of_item in zip(taken_at, jobs, strict=True)),
-        encode_s=max(ended - taken for taken, ended in zip(taken_at, ended_at, strict=True)),
+        queue_s=max(job.queue_s for job in jobs),
+        encode_s=max(job.encode_s for job in jobs),
     )
