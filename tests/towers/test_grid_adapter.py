@@ -5,7 +5,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -80,21 +79,15 @@ def test_pieces_of_a_video_get_the_rows_of_the_stock_model(case: GridCase) -> No
 
 
 @KIMI
-def test_chunks_of_a_kimi_video_get_the_rows_of_the_stock_model(case: GridCase) -> None:
-    """The reference has all frames at once, with a grid for each chunk, as its processor gives them."""
+def test_chunks_of_a_video_get_the_rows_of_the_stock_model_together_and_apart(case: GridCase) -> None:
     item = case.adapter.prepare(video(13), LimitsConfig())
     assert item.grid.t == 13
     pieces = case.adapter.split(item, ladder(case, 8))
     assert [piece.grid.t for piece in pieces] == [4, 4, 4, 1]
     assert_is_cut(item, pieces)
-    rows = torch.cat([run(case.tower, [staged(piece)]) for piece in pieces])
-    together = run(case.tower, [staged(piece) for piece in pieces])
-    whole: Any = case.whole.model
-    with torch.no_grad():
-        grids = torch.tensor([piece.grid for piece in pieces])
-        reference = torch.cat(whole.get_video_features(case.pixel_values(staged(item)), grids).pooler_output)
-    assert_close(rows, reference)
-    assert_close(together, reference)
+    reference = torch.cat([case.reference(staged(piece)) for piece in pieces])
+    assert_close(torch.cat([run(case.tower, [staged(piece)]) for piece in pieces]), reference)
+    assert_close(run(case.tower, [staged(piece) for piece in pieces]), reference)
 
 
 @KIMI
