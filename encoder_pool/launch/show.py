@@ -44,11 +44,11 @@ def plan_table(name: str, plan: PoolPlan) -> Table:
     """The ladder of one application and what it takes."""
     sizing = plan.sizing
     table = Table(title=f"{name}: {plan.config.model.name}", title_justify="left", caption_justify="left")
-    for heading in (f"budget ({plan.unit})", "tokens", "patch rows", "sequences", "windows"):
+    for heading in (f"budget ({plan.unit})", "tokens", "patch rows", "sequences", "windows", "longest"):
         table.add_column(heading, justify="right")
     for rung in sizing.ladder:
         held = rung.capacity
-        numbers = (rung.budget, held.out_rows, held.patch_rows, held.sequences, held.windows)
+        numbers = (rung.budget, held.out_rows, held.patch_rows, held.sequences, held.windows, held.longest)
         table.add_row(*(f"{number}" for number in numbers))
     padding = ", ".join(f"{depth}: {share:.0%}" for depth, share in plan.padding.items())
     table.caption = (
@@ -64,7 +64,7 @@ def plan_table(name: str, plan: PoolPlan) -> Table:
 
 
 def _mebibytes(num_bytes: int | None) -> str:
-    return "of a size that loading tells" if num_bytes is None else f"{num_bytes / MIB:.1f} MiB"
+    return "known once loaded" if num_bytes is None else f"{num_bytes / MIB:.1f} MiB"
 
 
 def _gpu_line(plan: PoolPlan) -> str:

@@ -193,7 +193,7 @@ class GridCase:
         if self.is_clip:
             return _raster(frames, self.patch)
         frames = frames.repeat(2, 1, 1, 1) if len(frames) == 1 else frames
-        return _blocks(frames, self.patch)
+        return blocks(frames, self.patch)
 
     def reference(self, item: StagedItem) -> torch.Tensor:
         """The stock model's rows of the item alone, the deepstack levels beside them."""
@@ -220,7 +220,7 @@ def _raster(frames: torch.Tensor, patch: int) -> torch.Tensor:
     )
 
 
-def _blocks(frames: torch.Tensor, patch: int) -> torch.Tensor:
+def blocks(frames: torch.Tensor, patch: int) -> torch.Tensor:
     """(N, 3 * 2 * patch * patch): pairs of frames, their 2 x 2 blocks of patches, the patches of each."""
     return torch.stack(
         [
