@@ -1,8 +1,12 @@
-"""Captured toy towers on a GPU, and what they are compared with."""
+"""Captured toy towers on a GPU, what they are compared with, and what disturbs any captured tower."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import torch
 
@@ -58,3 +62,31 @@ def close(rows: torch.Tensor, reference: torch.Tensor) -> bool:
     """Two devices add in different orders: float32 to 1e-5, or 1e-4 of the value."""
     assert rows.is_cuda
     return rows.shape == reference.shape and torch.allclose(rows.cpu(), reference, rtol=1e-4, atol=1e-5)
+
+
+@contextmanager
+def busy_thread() -> Iterator[None]:
+    """Another thread that computes, allocates, pins, copies and waits on the device all the time."""
+    is_over = threading.Event()
+    rounds: list[int] = []
+
+    def work() -> None:
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            while not is_over.is_set():
+                square = torch.ones(256, 256, device="cuda")  # drawing numbers belongs to the capture
+                pinned = torch.empty(1 << 16).pin_memory()
+                (square @ square).sum().item()
+                pinned.to("cuda", non_blocking=True)
+                stream.synchronize()
+                rounds.append(1)
+
+    with ThreadPoolExecutor(1) as thread:
+        working = thread.submit(work)
+        while not rounds and not working.done():
+            time.sleep(0.01)
+        try:
+            yield
+        finally:
+            is_over.set()
+        working.result()

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import logging
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 
 import pytest
 import torch
@@ -17,7 +13,17 @@ from encoder_pool.graphs.cuda import CudaRunner, is_lost, synchronised_clock
 from encoder_pool.graphs.measure import measure
 from encoder_pool.towers.adapter import Metadata
 from tests.gpu import NEEDS_GPU
-from tests.graphs.on_gpu import BUDGETS, LADDER, LARGE, close, expected, on_gpu, poison_all, ragged
+from tests.graphs.on_gpu import (
+    BUDGETS,
+    LADDER,
+    LARGE,
+    busy_thread,
+    close,
+    expected,
+    on_gpu,
+    poison_all,
+    ragged,
+)
 from tests.graphs.towers import MERGE, RaggedTower, clip_batch, ragged_ladder, strip
 
 pytestmark = NEEDS_GPU
@@ -135,34 +141,6 @@ def test_what_happens_on_a_first_call_only_happens_before_capture() -> None:
             return super().forward(inputs, metadata)
 
     assert on_gpu(LazyTower(device="cuda"), LADDER).ladder == LADDER
-
-
-@contextmanager
-def busy_thread() -> Iterator[None]:
-    """Another thread that computes, allocates, pins, copies and waits on the device all the time."""
-    is_over = threading.Event()
-    rounds: list[int] = []
-
-    def work() -> None:
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            while not is_over.is_set():
-                square = torch.ones(256, 256, device="cuda")  # drawing numbers belongs to the capture
-                pinned = torch.empty(1 << 16).pin_memory()
-                (square @ square).sum().item()
-                pinned.to("cuda", non_blocking=True)
-                stream.synchronize()
-                rounds.append(1)
-
-    with ThreadPoolExecutor(1) as thread:
-        working = thread.submit(work)
-        while not rounds and not working.done():
-            time.sleep(0.01)
-        try:
-            yield
-        finally:
-            is_over.set()
-        working.result()
 
 
 def test_a_busy_thread_does_not_disturb_capture_and_replay() -> None:

@@ -19,6 +19,7 @@ from encoder_pool.towers.adapter import InputSpec, Metadata, StagedItem, Tower
 WIDTH = 8
 MERGE = 4
 TAIL_SLOTS = 1
+_BAD = {torch.uint8: 255}
 
 
 def weight(rows: int, columns: int, seed: int) -> torch.Tensor:
@@ -200,4 +201,4 @@ def poison(runner: LadderRunner) -> None:
     """NaN, or numbers out of every range, in all static memory."""
     with torch.inference_mode():
         for static in runner.static_tensors():
-            static.fill_(torch.nan if static.is_floating_point() else -(2**30))
+            static.fill_(torch.nan if static.is_floating_point() else _BAD.get(static.dtype, -(2**30)))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import pytest
 
-from encoder_pool.core import Media
+from encoder_pool.config import LimitsConfig
+from encoder_pool.core import Media, PreparedItem
 from encoder_pool.errors import (
     DeadlineExceeded,
     EncodeFailed,
@@ -24,7 +26,7 @@ from encoder_pool.http.service import Encoded
 from encoder_pool.pool.info import memory_entries
 from encoder_pool.pool.messages import GpuMemory, ShardMemory
 from tests.pool.local_pool import assert_rows, attempt, config, encode, encoding_slowly, running, until
-from tests.toy import NOT_FINITE, RAISES, SLOW, TOKENS, UNDECODABLE, ToyAdapter, toy
+from tests.toy import NOT_FINITE, RAISES, SLOW, TOKENS, UNDECODABLE, ToyAdapter, expected, toy
 
 
 async def test_items_of_one_request_come_back_in_its_order() -> None:
@@ -156,20 +158,42 @@ async def test_beyond_the_token_budget_requests_are_refused_and_those_inside_are
         assert pool.admission.shed_requests == 12
 
 
+class SizedAdapter(ToyAdapter):
+    """A toy's third byte is how many toys it counts for."""
+
+    def prepare(self, media: Media, limits: LimitsConfig) -> PreparedItem:
+        item, size = super().prepare(media, limits), media.data[2]
+        data = np.repeat(item.data, size, axis=0)
+        return replace(item, data=data, cost=self.capacity(size), tokens=size * TOKENS)
+
+
+def sized_toy(value: int, size: int) -> bytes:
+    return toy(value) + bytes([size])
+
+
 async def test_an_item_over_the_largest_is_refused_with_the_settings_named() -> None:
-    class Greedy(ToyAdapter):
-        def prepare(self, media: Media, limits: Any) -> Any:
-            from dataclasses import replace
-
-            return replace(super().prepare(media, limits), cost=self.capacity(9))
-
     async with running(config()) as (pool, _):
-        pool.adapter = Greedy(Path())
-        result = await attempt(pool, toy(1))
+        pool.adapter = SizedAdapter(Path())
+        assert_rows(await attempt(pool, sized_toy(2, 1)), 2)
+        result = await attempt(pool, sized_toy(1, 9))
         assert isinstance(result, TooLarge)
         assert result.code == "item_too_large"
         for part in ("27", "24", "ladder.max"):
             assert part in result.message
+
+
+async def test_an_item_at_a_limit_fits_and_one_beyond_the_ladder_runs_eagerly_if_that_is_allowed() -> None:
+    async with running(config(ladder={"min": 1, "max": 8, "eager_max": 10})) as (pool, _):
+        pool.adapter = SizedAdapter(Path())
+        for size in (8, 9, 10):
+            encoded = await encode(pool, sized_toy(4, size))
+            np.testing.assert_array_equal(encoded.embeddings[0].rows, np.tile(expected(4), (size, 1)))
+        assert isinstance(await attempt(pool, sized_toy(4, 11)), TooLarge)
+        done = pool.info()["counters"]["shard"]
+        assert {budget: tally["items"] for budget, tally in done["replays"].items() if tally["items"]} == {
+            8: 1
+        }
+        assert {reason: tally["items"] for reason, tally in done["eager"].items()} == {"fits_no_rung": 2}
 
 
 async def test_the_ladder_in_the_info_is_measured_and_the_configuration_effective() -> None:

@@ -23,7 +23,7 @@ from encoder_pool.towers.grid_processing import GridProcessor
 from encoder_pool.weights import ensure
 from tests.media.clips import film, gray_frames
 from tests.service.running import ROOT, Service
-from tests.towers.grid_checkpoints import blocks
+from tests.towers.stock import blocks
 
 pytestmark = pytest.mark.service
 

@@ -33,6 +33,7 @@ from encoder_pool.towers.grid import GridAdapter
 from encoder_pool.towers.grid_tower import GridTower
 
 from .cases import model_config, randomised
+from .stock import Stock
 
 HIDDEN, TEXT = 48, 32
 MEAN, STD = (0.48, 0.45, 0.40), (0.26, 0.27, 0.28)
@@ -170,65 +171,22 @@ class GridCase:
         return self.family == "kimi_k25"
 
     @property
-    def patch(self) -> int:
-        whole: Any = self.whole
-        patch: int = whole.config.vision_config.patch_size
-        return patch
+    def stock(self) -> Stock:
+        """The parts of the whole model that the pool serves."""
+        model: Any = self.whole.model
+        if self.is_clip:
+            return Stock(model.vision_tower, model.mm_projector, MEAN, STD)
+        return Stock(model.visual, None, MEAN, STD)
 
     def item(self, grid: Grid, seed: int = 0) -> StagedItem:
-        """Random frames: one for a still image, as many as a video of this grid has."""
-        frames = grid.t if self.is_clip else 1 if grid.t == 1 else 2 * grid.t
-        shape = (frames, grid.h * self.patch, grid.w * self.patch, 3)
-        generator = torch.Generator().manual_seed(seed)
-        return StagedItem(torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator), grid)
+        return self.stock.item(grid, seed)
 
     def items(self, grids: Sequence[Grid]) -> list[StagedItem]:
-        return [self.item(grid, seed) for seed, grid in enumerate(grids)]
+        return self.stock.items(grids)
 
     def pixel_values(self, item: StagedItem) -> torch.Tensor:
-        """What the family's image processor hands the model, written down plainly."""
-        frames = item.data.permute(0, 3, 1, 2).double() / 255
-        mean, std = (torch.tensor(values, dtype=torch.float64).view(1, 3, 1, 1) for values in (MEAN, STD))
-        frames = ((frames - mean) / std).float()
-        if self.is_clip:
-            return _raster(frames, self.patch)
-        frames = frames.repeat(2, 1, 1, 1) if len(frames) == 1 else frames
-        return blocks(frames, self.patch)
+        return self.stock.pixel_values(item)
 
     def reference(self, item: StagedItem) -> torch.Tensor:
         """The stock model's rows of the item alone, the deepstack levels beside them."""
-        model: Any = self.whole.model
-        grid = torch.tensor([item.grid])
-        with torch.no_grad():
-            if self.is_clip:
-                pooled = model.vision_tower(self.pixel_values(item), grid_thw=grid).pooler_output
-                projected: torch.Tensor = model.mm_projector(pooled)
-                return projected.flatten(0, -2)
-            output = model.visual(self.pixel_values(item), grid_thw=grid)
-        return torch.cat([output.pooler_output, *(getattr(output, "deepstack_features", None) or ())], dim=-1)
-
-
-def _raster(frames: torch.Tensor, patch: int) -> torch.Tensor:
-    """(N, 3, patch, patch), frame by frame, row by row."""
-    return torch.stack(
-        [
-            frame[:, top : top + patch, left : left + patch]
-            for frame in frames
-            for top in range(0, frame.shape[1], patch)
-            for left in range(0, frame.shape[2], patch)
-        ]
-    )
-
-
-def blocks(frames: torch.Tensor, patch: int) -> torch.Tensor:
-    """(N, 3 * 2 * patch * patch): pairs of frames, their 2 x 2 blocks of patches, the patches of each."""
-    return torch.stack(
-        [
-            pair[:, :, top : top + patch, left : left + patch].transpose(0, 1).flatten()
-            for pair in frames.view(-1, 2, *frames.shape[1:])
-            for block_top in range(0, frames.shape[2], 2 * patch)
-            for block_left in range(0, frames.shape[3], 2 * patch)
-            for top in (block_top, block_top + patch)
-            for left in (block_left, block_left + patch)
-        ]
-    )
+        return self.stock.rows(item)

@@ -91,7 +91,7 @@ def test_the_stock_attention_would_ask(case: GridCase) -> None:
 
     def forward(inputs: Mapping[str, torch.Tensor], metadata: Mapping[str, Any]) -> object:
         pixels = inputs["patches"].float()
-        pixels = pixels.view(-1, 3, case.patch, case.patch) if case.is_clip else pixels
+        pixels = pixels.view(-1, 3, case.stock.patch, case.stock.patch) if case.is_clip else pixels
         return stock(pixels, grid_thw=None, **metadata)
 
     with pytest.raises(DataDependentOutputException):
