@@ -156,6 +156,11 @@ class LadderRunner(ABC):
             expect("rows", (given.shape, given.dtype), (rows.shape, rows.dtype))
             rows.copy_(given)
 
+    def replay(self, rung: int) -> None:
+        """Run a captured rung once more on what it holds; nobody gets its rows. To time it."""
+        with self._lock, torch.inference_mode(), self._turn():
+            self._captured[rung].replay()
+
     def capture(self, progress: Progress) -> None:
         """See Runner."""
         with self._lock, torch.inference_mode(), self._turn():

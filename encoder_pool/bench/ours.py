@@ -1,0 +1,161 @@
+"""Our side: the tower as the pool loads it, captured on its ladder, packed by the planner's measured table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import torch
+
+from encoder_pool.bench.device import Device, Work
+from encoder_pool.bench.results import LadderResult, runs
+from encoder_pool.config import LadderConfig, ModelConfig
+from encoder_pool.core import Cost, Pack
+from encoder_pool.graphs.encode import encode
+from encoder_pool.graphs.ladder import build_ladder
+from encoder_pool.graphs.measure import measure
+from encoder_pool.graphs.plan import CostTable, next_pack, plan
+from encoder_pool.graphs.runner import Batch, LadderRunner
+from encoder_pool.towers.adapter import StagedItem, Tower
+from encoder_pool.towers.grid import GridAdapter
+
+Result = TypeVar("Result")
+
+
+class PlannedBatch(NamedTuple):
+    """A pack with its inputs, and the position of its rung, or None to run eagerly."""
+
+    batch: Batch
+    rung: int | None
+
+
+class OurTower:
+    """A captured tower in this process, with what the pool knows of it."""
+
+    def __init__(
+        self, adapter: GridAdapter, tower: Tower, runner: LadderRunner, table: CostTable, ladder: LadderResult
+    ) -> None:
+        self.tower = tower
+        self.captured = ladder
+        self._adapter = adapter
+        self._runner = runner
+        self._table = table
+
+    def planned(self, items: Sequence[StagedItem]) -> list[PlannedBatch]:
+        """The packs that the planner makes of the items, the oldest item's first."""
+        costs = self._costs(items)
+        return [
+            PlannedBatch(self._batch(items, pack), pack.rung)
+            for pack in plan(costs, self._runner.ladder, self._table)
+        ]
+
+    def run(self, packs: Sequence[PlannedBatch]) -> list[torch.Tensor]:
+        """The rows of each pack: copies, metadata, replay."""
+        return [self._runner.run(batch, rung) for batch, rung in packs]
+
+    def encode(self, items: Sequence[StagedItem]) -> tuple[torch.Tensor, ...]:
+        """The rows of each item, planned from these alone."""
+        return encode(items, self._costs(items), self.tower, self._runner, self._table)
+
+    def replays(self, packs: Sequence[PlannedBatch]) -> Work:
+        """Everything that these packs make the tower compute, without their copies and metadata.
+
+        Where several packs share a rung, it holds what the last of them brought.
+        """
+        self.run(packs)
+
+        def work() -> None:
+            for batch, rung in packs:
+                if rung is None:
+                    self._runner.run(batch, rung)
+                else:
+                    self._runner.replay(rung)
+
+        return work
+
+    def drain(self, items: Sequence[StagedItem], waiting: int) -> int:
+        """Run items as a busy pool does, as long as `waiting` of them wait; output rows of those that ran.
+
+        Each pack is formed from all that wait then, and only then do others take the places of its items.
+        """
+        costs = self._costs(items)
+        arriving = iter(range(len(items)))
+        queue = [item for item, _ in zip(arriving, range(waiting), strict=False)]
+        rows = 0
+        while len(queue) == waiting:
+            pack = next_pack([costs[item] for item in queue], self._runner.ladder, self._table)
+            members = [queue[position] for position in pack.members]
+            given = self._runner.run(self._batch(items, Pack(tuple(members), pack.rung)), pack.rung)
+            rows += len(given)
+            taken = set(members)
+            queue = [item for item in queue if item not in taken]
+            queue += [item for item, _ in zip(arriving, range(len(members)), strict=False)]
+        return rows
+
+    def padding_of(self, work: Work) -> float:
+        """Share of the patch rows that the work computes for no item."""
+        self._runner.reset_counters()
+        work()
+        return self._runner.counters.total.padding
+
+    def describe(self, packs: Sequence[PlannedBatch]) -> str:
+        """The rungs in order, as budget/longest segment, e.g. "4 x 4096/4096"."""
+        return runs(self._name(rung) for _, rung in packs)
+
+    def _name(self, rung: int | None) -> str:
+        if rung is None:
+            return "eager"
+        chosen = self._runner.ladder[rung]
+        return f"{chosen.budget}/{chosen.capacity.longest}"
+
+    def _costs(self, items: Sequence[StagedItem]) -> list[Cost]:
+        return [self._adapter.cost(item.grid) for item in items]
+
+    def _batch(self, items: Sequence[StagedItem], pack: Pack) -> Batch:
+        members = [items[member] for member in pack.members]
+        return Batch.of(self.tower, members, self._costs(members))
+
+
+def load_ours(
+    folder: Path, model: ModelConfig, ladder: LadderConfig, device: Device, say: Callable[[str], None]
+) -> OurTower:
+    """Load, warm up, capture and measure. Times are in the result's `captured`.
+
+    The warm-up runs the smallest and the largest rung's items eagerly, so that what compiles has done so
+    before the capture is timed.
+    """
+    adapter = GridAdapter(folder)
+    say("loading our tower")
+    tower, load_s = _seconds(device, lambda: adapter.load(model))
+    rungs = build_ladder(ladder, adapter.capacity)
+    runner = device.runner(tower, rungs)
+    say("warming up")
+    _, warm_up_s = _seconds(device, lambda: _warm_up(runner, tower, rungs[0].capacity, rungs[-1].capacity))
+    say(f"capturing {len(rungs)} rungs")
+    _, capture_s = _seconds(device, lambda: runner.capture(lambda done, total: None))
+    say("timing the rungs")
+    table, measure_s = _seconds(device, lambda: measure(runner, tower, device.clock))
+    memory = device.pool_memory(runner)
+    captured = LadderResult(
+        rungs=len(runner.ladder),
+        budgets=tuple(sorted({rung.budget for rung in runner.ladder})),
+        load_s=load_s,
+        warm_up_s=warm_up_s,
+        capture_s=capture_s,
+        measure_s=measure_s,
+        pool_bytes=memory.pool_bytes,
+        largest_rung_bytes=memory.largest_rung_bytes,
+    )
+    return OurTower(adapter, tower, runner, table, captured)
+
+
+def _warm_up(runner: LadderRunner, tower: Tower, *capacities: Cost) -> None:
+    for capacity in capacities:
+        runner.run(Batch.filling(tower, capacity, runner.device), None)
+
+
+def _seconds(device: Device, work: Callable[[], Result]) -> tuple[Result, float]:
+    started = device.clock()
+    result = work()
+    return result, device.clock() - started
