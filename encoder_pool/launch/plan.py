@@ -81,12 +81,13 @@ def plan_service(service: ServiceFile, progress: Progress = silent) -> list[Pool
 def plan_pool(config: PoolConfig, progress: Progress = silent) -> PoolPlan:
     """The plan of one application; brings built-in weights first. Raises ValueError, naming key or file.
 
-    An adapter of one's own reads its weights as it likes; those of the built-in ones are checked.
+    An adapter of one's own reads its weights as it likes; those of the built-in ones are checked, unless they
+    are dummies, which are in no file.
     """
     checkpoint = ensure(config.model.checkpoint, progress)
     adapter = adapter_class(config.model.adapter)(checkpoint)
     sizing = size_pool(config, adapter)
-    if config.model.adapter in BUILTIN:
+    if config.model.adapter in BUILTIN and config.model.load_format != "dummy":
         check_weight_files(checkpoint)
     padding = {
         depth: expected_padding(sizing, mixed_queues(adapter, sizing, depth)) for depth in QUEUE_DEPTHS

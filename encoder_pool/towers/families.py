@@ -1,7 +1,8 @@
 """The families of grid towers, as data: where each lies in transformers and in a checkpoint, how it counts.
 
-A family is a config.json to read the geometry from, the stock classes to build, and the names that its
-weights have in the checkpoint of the whole model. A new family is an entry here. Imports no torch.
+A family is a config.json to read the geometry from, the rules of its processors, the stock classes to build,
+and the names that its weights have in the checkpoint of the whole model. A new family is an entry here.
+Imports no torch.
 
 Sources: the configuration_*.py of each model in transformers 5.17 and 5.24, from which the defaults are.
 """
@@ -18,6 +19,7 @@ from pydantic import NonNegativeInt, PositiveInt
 from encoder_pool.core import Part
 from encoder_pool.towers.checkpoint import CheckpointFile, read
 from encoder_pool.towers.grid_geometry import Geometry
+from encoder_pool.towers.grid_rules import KimiRules, Qwen2Rules, Qwen3Rules, Rules
 
 
 class ModelType(CheckpointFile):
@@ -164,6 +166,7 @@ class Family:
     """One family.
 
     config      what config.json must say
+    rules       what the processors do
     module      the transformers module of the classes below
     base        the family's PreTrainedModel
     tower       attribute of the whole model, and the class behind it; built from the vision_config
@@ -174,6 +177,7 @@ class Family:
     """
 
     config: type[QwenConfig] | type[KimiConfig]
+    rules: type[Rules]
     module: str
     base: str
     tower: tuple[str, str]
@@ -183,24 +187,34 @@ class Family:
     converted: str | None
 
 
-def _qwen(model: str, config: type[QwenConfig], base: str, tower: str) -> Family:
-    module = f"transformers.models.{model}.modeling_{model}"
+def _qwen(model: str, config: type[QwenConfig], rules: type[Rules], base: str, tower: str) -> Family:
     return Family(
-        config, module, base, ("visual", tower), None, r"^(?:model\.)?visual\.", "model.visual.", None
+        config,
+        rules,
+        f"transformers.models.{model}.modeling_{model}",
+        f"{base}PreTrainedModel",
+        ("visual", tower),
+        None,
+        r"^(?:model\.)?visual\.",
+        "model.visual.",
+        None,
     )
 
 
 FAMILIES: Mapping[str, Family] = {
     "qwen2_vl": _qwen(
-        "qwen2_vl", Qwen2Config, "Qwen2VLPreTrainedModel", "Qwen2VisionTransformerPretrainedModel"
+        "qwen2_vl", Qwen2Config, Qwen2Rules, "Qwen2VL", "Qwen2VisionTransformerPretrainedModel"
     ),
     "qwen2_5_vl": _qwen(
-        "qwen2_5_vl", Qwen25Config, "Qwen2_5_VLPreTrainedModel", "Qwen2_5_VisionTransformerPretrainedModel"
+        "qwen2_5_vl", Qwen25Config, Qwen2Rules, "Qwen2_5_VL", "Qwen2_5_VisionTransformerPretrainedModel"
     ),
-    "qwen3_vl": _qwen("qwen3_vl", Qwen3VLConfig, "Qwen3VLPreTrainedModel", "Qwen3VLVisionModel"),
-    "qwen3_5": _qwen("qwen3_5", Qwen35Config, "Qwen3_5PreTrainedModel", "Qwen3_5VisionModel"),
+    "qwen3_vl": _qwen("qwen3_vl", Qwen3VLConfig, Qwen3Rules, "Qwen3VL", "Qwen3VLVisionModel"),
+    "qwen3_vl_moe": _qwen("qwen3_vl_moe", Qwen3VLConfig, Qwen3Rules, "Qwen3VLMoe", "Qwen3VLMoeVisionModel"),
+    "qwen3_5": _qwen("qwen3_5", Qwen35Config, Qwen3Rules, "Qwen3_5", "Qwen3_5VisionModel"),
+    "qwen3_5_moe": _qwen("qwen3_5_moe", Qwen35Config, Qwen3Rules, "Qwen3_5Moe", "Qwen3_5MoeVisionModel"),
     "kimi_k25": Family(
         KimiConfig,
+        KimiRules,
         "transformers.models.kimi_k25.modeling_kimi_k25",
         "Kimi_K25PreTrainedModel",
         ("vision_tower", "Kimi_K25VisionModel"),
@@ -212,11 +226,8 @@ FAMILIES: Mapping[str, Family] = {
 }
 
 
-def family_of(checkpoint: Path) -> tuple[Family, Geometry]:
-    """The family that config.json names, and the geometry it gives.
-
-    Raises ValueError if the family is unknown or a key is missing or not what the family needs.
-    """
+def named_family(checkpoint: Path) -> Family:
+    """The family that config.json names. Raises ValueError if it is unknown, with the known ones."""
     model_type = read(checkpoint, "config.json", ModelType).model_type
     family = FAMILIES.get(model_type)
     if family is None:
@@ -225,4 +236,13 @@ def family_of(checkpoint: Path) -> tuple[Family, Geometry]:
             f"model.checkpoint: {checkpoint / 'config.json'} has model_type '{model_type}'; "
             f"grid towers are {known}"
         )
+    return family
+
+
+def family_of(checkpoint: Path) -> tuple[Family, Geometry]:
+    """The family that config.json names, and the geometry it gives.
+
+    Raises ValueError if the family is unknown or a key is missing or not what the family needs.
+    """
+    family = named_family(checkpoint)
     return family, read(checkpoint, "config.json", family.config).geometry

@@ -69,10 +69,12 @@ class GridAdapter:
 
     def load(self, model: ModelConfig) -> Tower:
         """The stock tower and projector behind the normalisation. ValueError if the weights do not fit."""
+        from encoder_pool.towers.flat_patches import flatten_patch_embedding
         from encoder_pool.towers.grid_loading import load_encoder
         from encoder_pool.towers.grid_tower import GridTower
 
-        encoder = load_encoder(self._family, self._checkpoint, model.device, model.dtype)
+        encoder = load_encoder(self._family, self._checkpoint, model)
+        flatten_patch_embedding(encoder.tower)
         return GridTower(encoder, self._geometry, self._processor.normalisation, model.device, model.dtype)
 
     def _check_match(self) -> None:

@@ -119,6 +119,17 @@ def test_truncated_weights_of_a_built_in_family_are_refused_by_name(tmp_path: Pa
         plan_service(read_service_file(path))
 
 
+def test_dummy_weights_need_no_files(tmp_path: Path) -> None:
+    model = {"adapter": "grid", "checkpoint": "config:qwen2.5-vl-tiny", "load_format": "dummy"}
+    assert planned(tmp_path, model=model).sizing.ladder
+    (tmp_path / "config.json").write_bytes((ensure("config:qwen2.5-vl-tiny") / "config.json").read_bytes())
+    (tmp_path / "preprocessor_config.json").write_text("{}")
+    model = {**model, "checkpoint": str(tmp_path)}
+    assert planned(tmp_path, model=model).sizing.ladder
+    with pytest.raises(ValueError, match=r"model\.safetensors: No such file"):
+        planned(tmp_path, model={**model, "load_format": "safetensors"})
+
+
 def test_a_plan_shows_padding_for_short_and_long_queues(tmp_path: Path) -> None:
     assert tuple(planned(tmp_path).padding) == QUEUE_DEPTHS
 
