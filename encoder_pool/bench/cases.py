@@ -1,6 +1,6 @@
 """What is measured: towers by name, cases such as 8x256, and the traffic of mixed images.
 
-Everything is fixed here or drawn with a fixed seed, so that two runs differ by the machine and the code alone.
+Everything is fixed here or drawn with a fixed seed, so that two runs differ by machine and code alone.
 Imports no torch.
 """
 
@@ -143,7 +143,7 @@ WORKLOADS: Mapping[str, Workload] = {
         cases=_cases("1x64", "1x256", "1x1024", "8x256", "16x1024", "1x4096", "64x64"),
         ladder=LadderConfig(min=64, max=4096, rungs_per_octave=4, longest_tiers=(256, 1024, 4096)),
         seed_budgets=(64, 4096),
-        traffic=Traffic((224, 336, 448, 512, 640, 768, 896, 1008), a_call=8, calls=16, waiting=64),
+        traffic=Traffic((224, 336, 448, 512, 640, 768, 896, 1008), a_call=8, calls=8, waiting=64),
     ),
     # Small enough for a laptop: it shows that everything runs, and measures nothing worth keeping.
     "cpu": Workload(

@@ -21,22 +21,30 @@ from encoder_pool.launch.show import progress_bar
 
 Say = Callable[[str, float | None], None]
 
+_PICTURES = (".png", ".svg", ".pdf")
+
 
 def add_commands(parser: argparse.ArgumentParser, target: Callable[[str], Path]) -> None:
     """The commands under `bench`; `target` reads the name of a file to be written."""
+
+    def picture(text: str) -> Path:
+        if Path(text).suffix not in _PICTURES:
+            raise argparse.ArgumentTypeError(f"{text} is no picture; one ends with {' or '.join(_PICTURES)}")
+        return target(text)
+
     commands = parser.add_subparsers(required=True, metavar="BENCHMARK")
-    tower = commands.add_parser("tower", help="time towers against stock transformers, the seed and the floor")
+    tower = commands.add_parser("tower", help="time towers beside stock transformers, the seed and the floor")
     tower.add_argument("--device", choices=sorted(WORKLOADS), help="by default a GPU if there is one")
     known = ", ".join(TOWERS)
     tower.add_argument("--towers", type=_subjects, help=f"{known}, or checkpoints; separated by commas")
     tower.add_argument("--cases", type=_cases, help="IMAGESxTOKENS, e.g. 1x256,8x256; images are square")
     tower.add_argument("--quick", action="store_true", help="fewer repeats and rungs, no sum of kernels")
     tower.add_argument("--out", type=target, help="write the results to this JSON file, as they come")
-    tower.add_argument("--plot", type=target, help="draw them to this file, e.g. tower.png")
+    tower.add_argument("--plot", type=picture, help="draw them to this file, e.g. tower.png")
     tower.set_defaults(run=_tower)
     plot = commands.add_parser("plot", help="draw the results of an earlier run")
     plot.add_argument("results", type=Path, help="what --out has written")
-    plot.add_argument("picture", type=target, help="e.g. tower.png")
+    plot.add_argument("picture", type=picture, help="e.g. tower.png")
     plot.set_defaults(run=_plot)
 
 

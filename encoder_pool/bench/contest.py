@@ -145,5 +145,5 @@ def _kernel_sum(run: Run, contender: Contender, rates: Rates) -> KernelSum:
 
 
 def _seed_items(pixels: torch.Tensor, grids: Sequence[Grid]) -> list[SeedItem]:
-    parts = pixels.split([grid.t * grid.h * grid.w for grid in grids])
+    parts = torch.split(pixels, [grid.t * grid.h * grid.w for grid in grids])
     return [SeedItem(part, grid) for part, grid in zip(parts, grids, strict=True)]

@@ -121,7 +121,8 @@ class CudaDevice:
         work()
         end.record()
         torch.cuda.synchronize()
-        return start.elapsed_time(end)
+        elapsed: float = start.elapsed_time(end)
+        return elapsed
 
     def recorded(self, work: Work) -> Work:
         """See Device. Each recording has memory of its own."""
@@ -151,15 +152,16 @@ def open_device(name: DeviceName | None) -> Device:
     """The device of this name, or the best there is. Raises ValueError for cuda where there is no GPU."""
     has_gpu = torch.cuda.is_available()
     if name == "cuda" and not has_gpu:
-        raise ValueError("--device cuda: torch finds no NVIDIA GPU here; --device cpu runs a small smoke test")
+        raise ValueError("--device cuda: torch finds no NVIDIA GPU here; --device cpu is a small smoke test")
     return CudaDevice() if has_gpu and name != "cpu" else CpuDevice()
 
 
 @dataclass(frozen=True, slots=True)
 class Repeats:
-    """How often a thing is timed: `most` times, or fewer, but `least`, where that takes longer than `budget_s`.
+    """How often a thing is timed.
 
-    warm_up  calls before the first that counts
+    most      times, unless they take longer than `budget_s`; then fewer, but not fewer than `least`
+    warm_up   calls before the first that counts
     """
 
     most: int

@@ -1,8 +1,8 @@
 """The least time that a case can take: its counted FLOPs at the rate of the card's matrix units.
 
-Counted are the matrix products of the layers and mergers, at the sizes of the checkpoint's config.json, and both
-products of attention; not the patch embedding, norms, activations and softmax. A multiply-add is two FLOPs.
-Imports no torch.
+Counted are the matrix products of the layers and mergers, at the sizes of the checkpoint's config.json, and
+both products of attention; not the patch embedding, norms, activations and softmax. A multiply-add is two
+FLOPs. Imports no torch.
 """
 
 from __future__ import annotations
@@ -98,14 +98,17 @@ class TowerShape:
         merger = 2 * units * self.merged * (self.merged + self.width)
         windowed_layers = self.depth - self.full_layers
         return (
-            self.depth * layer
-            + self.full_layers * full
-            + windowed_layers * windowed
-            + self.mergers * merger
+            self.depth * layer + self.full_layers * full + windowed_layers * windowed + self.mergers * merger
         )
 
 
-_IS_GATED = {"qwen2_5_vl": True, "qwen3_vl": False, "qwen3_5": False}
+_IS_GATED = {
+    "qwen2_5_vl": True,
+    "qwen3_vl": False,
+    "qwen3_vl_moe": False,
+    "qwen3_5": False,
+    "qwen3_5_moe": False,
+}
 
 
 def tower_shape(folder: Path) -> TowerShape:
@@ -114,7 +117,7 @@ def tower_shape(folder: Path) -> TowerShape:
     if model_type not in _IS_GATED:
         counted = ", ".join(_IS_GATED)
         raise ValueError(
-            f"{folder / 'config.json'} has model_type '{model_type}'; the benchmark counts the FLOPs of {counted}"
+            f"{folder / 'config.json'} has model_type '{model_type}'; FLOPs are counted of {counted}"
         )
     vision = read(folder, "config.json", _Config).vision_config
     _, geometry = family_of(folder)

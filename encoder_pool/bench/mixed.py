@@ -33,10 +33,9 @@ def measure_mixed(
     items = random_images(traffic.grids(geometry), geometry, device.torch_device)
     calls = [items[call * traffic.a_call : (call + 1) * traffic.a_call] for call in range(traffic.calls)]
     seed_calls = [[_seed_item(item, ours, stock) for item in call] for call in calls]
-    tokens = sum(geometry.cost(item.grid).out_rows for call in calls for item in call)
 
-    def queued() -> int:
-        return ours.drain(items, traffic.waiting)
+    def queued() -> None:
+        ours.drain(items, traffic.waiting)
 
     def by_call() -> None:
         for call in calls:
@@ -46,15 +45,16 @@ def measure_mixed(
         for call in seed_calls:
             seed(call)
 
-    def rate(rows: int, work: Work) -> float:
-        return rows / timed(partial(wall_ms, device), work, repeats).ms * 1000
+    def rate(patch_rows: int, work: Work) -> float:
+        return patch_rows / geometry.unit / timed(partial(wall_ms, device), work, repeats).ms * 1000
 
+    in_queue, in_calls = ours.tally(queued), ours.tally(by_call)
     return MixedResult(
-        ours_tokens_s=rate(queued(), queued),
-        ours_calls_tokens_s=rate(tokens, by_call),
-        seed_tokens_s=rate(tokens, seed_by_call),
-        padding=ours.padding_of(queued),
-        calls_padding=ours.padding_of(by_call),
+        ours_tokens_s=rate(in_queue.rows_asked, queued),
+        ours_calls_tokens_s=rate(in_calls.rows_asked, by_call),
+        seed_tokens_s=rate(in_calls.rows_asked, seed_by_call),
+        padding=in_queue.padding,
+        calls_padding=in_calls.padding,
         seed_padding=_seed_padding(seed, calls),
         images_a_call=traffic.a_call,
         calls=traffic.calls,

@@ -1,8 +1,9 @@
-"""Our side: the tower as the pool loads it, captured on its ladder, packed by the planner's measured table."""
+"""Our side: the tower as the pool loads it, captured on its ladder, packed by the measured table."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -11,7 +12,8 @@ import torch
 from encoder_pool.bench.device import Device, Work
 from encoder_pool.bench.results import LadderResult, runs
 from encoder_pool.config import LadderConfig, ModelConfig
-from encoder_pool.core import Cost, Pack
+from encoder_pool.core import Cost
+from encoder_pool.graphs.counters import Tally
 from encoder_pool.graphs.encode import encode
 from encoder_pool.graphs.ladder import build_ladder
 from encoder_pool.graphs.measure import measure
@@ -46,7 +48,7 @@ class OurTower:
         """The packs that the planner makes of the items, the oldest item's first."""
         costs = self._costs(items)
         return [
-            PlannedBatch(self._batch(items, pack), pack.rung)
+            PlannedBatch(self._batch([items[member] for member in pack.members]), pack.rung)
             for pack in plan(costs, self._runner.ladder, self._table)
         ]
 
@@ -64,44 +66,45 @@ class OurTower:
         Where several packs share a rung, it holds what the last of them brought.
         """
         self.run(packs)
+        parts = [self._computation(pack) for pack in packs]
 
         def work() -> None:
-            for batch, rung in packs:
-                if rung is None:
-                    self._runner.run(batch, rung)
-                else:
-                    self._runner.replay(rung)
+            with torch.inference_mode():
+                for part in parts:
+                    part()
 
         return work
 
-    def drain(self, items: Sequence[StagedItem], waiting: int) -> int:
-        """Run items as a busy pool does, as long as `waiting` of them wait; output rows of those that ran.
+    def drain(self, items: Sequence[StagedItem], waiting: int) -> None:
+        """Run items as a busy pool does, as long as `waiting` of them wait.
 
         Each pack is formed from all that wait then, and only then do others take the places of its items.
         """
         costs = self._costs(items)
-        arriving = iter(range(len(items)))
-        queue = [item for item, _ in zip(arriving, range(waiting), strict=False)]
-        rows = 0
-        while len(queue) == waiting:
+        arrived = waiting
+        queue = list(range(arrived))
+        while arrived <= len(items):
             pack = next_pack([costs[item] for item in queue], self._runner.ladder, self._table)
             members = [queue[position] for position in pack.members]
-            given = self._runner.run(self._batch(items, Pack(tuple(members), pack.rung)), pack.rung)
-            rows += len(given)
-            taken = set(members)
-            queue = [item for item in queue if item not in taken]
-            queue += [item for item, _ in zip(arriving, range(len(members)), strict=False)]
-        return rows
+            self._runner.run(self._batch([items[member] for member in members]), pack.rung)
+            left = sorted(set(queue).difference(members))
+            queue = left + list(range(arrived, arrived + len(members)))
+            arrived += len(members)
 
-    def padding_of(self, work: Work) -> float:
-        """Share of the patch rows that the work computes for no item."""
+    def tally(self, work: Work) -> Tally:
+        """What the runner does in this work, in patch rows."""
         self._runner.reset_counters()
         work()
-        return self._runner.counters.total.padding
+        return self._runner.counters.total
 
     def describe(self, packs: Sequence[PlannedBatch]) -> str:
         """The rungs in order, as budget/longest segment, e.g. "4 x 4096/4096"."""
         return runs(self._name(rung) for _, rung in packs)
+
+    def _computation(self, pack: PlannedBatch) -> Work:
+        if pack.rung is None:
+            return partial(self._runner.run, pack.batch, None)
+        return self._runner.recording(pack.rung)
 
     def _name(self, rung: int | None) -> str:
         if rung is None:
@@ -112,28 +115,23 @@ class OurTower:
     def _costs(self, items: Sequence[StagedItem]) -> list[Cost]:
         return [self._adapter.cost(item.grid) for item in items]
 
-    def _batch(self, items: Sequence[StagedItem], pack: Pack) -> Batch:
-        members = [items[member] for member in pack.members]
-        return Batch.of(self.tower, members, self._costs(members))
+    def _batch(self, items: Sequence[StagedItem]) -> Batch:
+        return Batch.of(self.tower, items, self._costs(items))
 
 
 def load_ours(
     folder: Path, model: ModelConfig, ladder: LadderConfig, device: Device, say: Callable[[str], None]
 ) -> OurTower:
-    """Load, warm up, capture and measure. Times are in the result's `captured`.
-
-    The warm-up runs the smallest and the largest rung's items eagerly, so that what compiles has done so
-    before the capture is timed.
-    """
+    """Load, capture twice, and measure. How long each took is in `captured`."""
     adapter = GridAdapter(folder)
     say("loading our tower")
     tower, load_s = _seconds(device, lambda: adapter.load(model))
     rungs = build_ladder(ladder, adapter.capacity)
     runner = device.runner(tower, rungs)
-    say("warming up")
-    _, warm_up_s = _seconds(device, lambda: _warm_up(runner, tower, rungs[0].capacity, rungs[-1].capacity))
-    say(f"capturing {len(rungs)} rungs")
-    _, capture_s = _seconds(device, lambda: runner.capture(lambda done, total: None))
+    say(f"warming up {len(rungs)} rungs")
+    _, warm_up_s = _seconds(device, lambda: runner.capture(_ignore))
+    say("capturing them once more")
+    _, capture_s = _seconds(device, lambda: runner.capture(_ignore))
     say("timing the rungs")
     table, measure_s = _seconds(device, lambda: measure(runner, tower, device.clock))
     memory = device.pool_memory(runner)
@@ -150,9 +148,8 @@ def load_ours(
     return OurTower(adapter, tower, runner, table, captured)
 
 
-def _warm_up(runner: LadderRunner, tower: Tower, *capacities: Cost) -> None:
-    for capacity in capacities:
-        runner.run(Batch.filling(tower, capacity, runner.device), None)
+def _ignore(done: int, total: int) -> None:
+    """Progress of a capture."""
 
 
 def _seconds(device: Device, work: Callable[[], Result]) -> tuple[Result, float]:

@@ -28,11 +28,13 @@ _BAR_WIDTH = 0.8 / len(_BARS)
 
 
 def draw(results: Results, path: Path) -> None:
-    """Write the picture, in the format that the name ends with. ValueError for a format nobody knows."""
+    """Write the picture, in the format that the name ends with. Raises ValueError if no case was measured."""
     towers = results.towers
+    if not towers:
+        raise ValueError("there is nothing to draw: the run measured no case")
     figure = Figure(figsize=(9, 0.7 + 2.6 * len(towers)), layout="constrained")
-    rows = figure.subplots(max(1, len(towers)), squeeze=False)[:, 0]
-    for tower, axes in zip(towers, rows, strict=False):
+    rows = figure.subplots(len(towers), squeeze=False)[:, 0]
+    for tower, axes in zip(towers, rows, strict=True):
         _draw_tower([case for case in results.cases if case.tower == tower], tower, axes)
     rows[0].legend(ncols=2, frameon=False, fontsize=8, loc="upper left")
     figure.suptitle(f"Share of the floor on {results.machine.card or results.machine.cpu}", fontsize=11)
@@ -45,7 +47,8 @@ def _draw_tower(cases: list[CaseResult], tower: str, axes: Axes) -> None:
         places = [place + (position - (len(_BARS) - 1) / 2) * _BAR_WIDTH for place, _ in drawn]
         axes.bar(places, [share * 100 for _, share in drawn], _BAR_WIDTH, label=bars.label, color=bars.colour)
     for place, case in enumerate(cases):
-        axes.text(place + _BAR_WIDTH / 2, case.share * 100, f"{case.share:.0%}", ha="center", va="bottom", fontsize=7)
+        top = case.share * 100
+        axes.text(place + _BAR_WIDTH / 2, top, f"{top:.0f}", ha="center", va="bottom", fontsize=7)
     axes.set_xticks(range(len(cases)), [case.case for case in cases], fontsize=8)
     axes.set_ylabel("% of the floor", fontsize=8)
     axes.set_title(tower, loc="left", fontsize=9)

@@ -53,7 +53,7 @@ class Effort:
 
 _FULL = Effort(
     ours=Repeats(most=15, least=15, budget_s=0, warm_up=2),
-    baseline=Repeats(most=15, least=5, budget_s=2, warm_up=0),
+    baseline=Repeats(most=15, least=5, budget_s=1.5, warm_up=0),
     mixed=Repeats(most=5, least=1, budget_s=2, warm_up=0),
 )
 _QUICK = Effort(

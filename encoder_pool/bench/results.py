@@ -1,6 +1,6 @@
-"""What a run found, as it is written to JSON and read again. Times are milliseconds unless the name says more.
+"""What a run found, as it is written to JSON and read again. Times are milliseconds unless named otherwise.
 
-A file is whole at any time: each write replaces it. Imports no torch.
+A file is whole at any time: each write replaces it. Numbers are written with five digits. Imports no torch.
 """
 
 from __future__ import annotations
@@ -9,9 +9,19 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import groupby
+from math import isfinite
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import PlainSerializer, TypeAdapter, ValidationError
+
+
+def _short(number: float) -> float | str:
+    """JSON has no NaN, which an error may be."""
+    return float(f"{number:.5g}") if isfinite(number) else f"{number}"
+
+
+Number = Annotated[float, PlainSerializer(_short, when_used="json")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +43,11 @@ class Rates:
     copy_gb_s       bytes read plus bytes written by a copy on the device
     """
 
-    product_tflops: float
+    product_tflops: Number
     product_side: int
-    floor_tflops: float
+    floor_tflops: Number
     floor_source: str
-    copy_gb_s: float
+    copy_gb_s: Number
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,20 +61,18 @@ class KernelTimes:
     launches     starting every kernel
     """
 
-    products_ms: float
-    attention_ms: float
+    products_ms: Number
+    attention_ms: Number
     attention_kernel: str
-    windows_ms: float
+    windows_ms: Number
     windows_kernel: str | None
-    elementwise_ms: float
-    launches_ms: float
+    elementwise_ms: Number
+    launches_ms: Number
 
     @property
     def total_ms(self) -> float:
         """The sum."""
-        return (
-            self.products_ms + self.attention_ms + self.windows_ms + self.elementwise_ms + self.launches_ms
-        )
+        return self.products_ms + self.attention_ms + self.windows_ms + self.elementwise_ms + self.launches_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,17 +96,17 @@ class CaseResult:
     tower: str
     case: str
     tokens: int
-    floor_ms: float
-    stock_ms: float
-    seed_ms: float
-    ours_ms: float
-    ours_run_ms: float
-    kernel_sum_ms: float | None
-    share: float
-    error: float
-    seed_error: float
-    error_fp32: float | None
-    stock_error: float | None
+    floor_ms: Number
+    stock_ms: Number
+    seed_ms: Number
+    ours_ms: Number
+    ours_run_ms: Number
+    kernel_sum_ms: Number | None
+    share: Number
+    error: Number
+    seed_error: Number
+    error_fp32: Number | None
+    stock_error: Number | None
     ours_packs: str
     seed_packs: str
     stock_repeats: int
@@ -116,12 +124,12 @@ class MixedResult:
     padding              share of our patch rows that belonged to no item, from a full queue
     """
 
-    ours_tokens_s: float
-    ours_calls_tokens_s: float
-    seed_tokens_s: float
-    padding: float
-    calls_padding: float
-    seed_padding: float
+    ours_tokens_s: Number
+    ours_calls_tokens_s: Number
+    seed_tokens_s: Number
+    padding: Number
+    calls_padding: Number
+    seed_padding: Number
     images_a_call: int
     calls: int
     waiting: int
@@ -129,14 +137,18 @@ class MixedResult:
 
 @dataclass(frozen=True, slots=True)
 class LadderResult:
-    """One tower's ladder. `capture_s` is after the warm-up; `measure_s` timed the rungs for the planner."""
+    """One tower's ladder.
+
+    warm_up_s  the first capture, in which kernels are compiled and chosen; capture_s is a second one
+    measure_s  timing the rungs for the planner
+    """
 
     rungs: int
     budgets: tuple[int, ...]
-    load_s: float
-    warm_up_s: float
-    capture_s: float
-    measure_s: float
+    load_s: Number
+    warm_up_s: Number
+    capture_s: Number
+    measure_s: Number
     pool_bytes: int
     largest_rung_bytes: int
 

@@ -1,7 +1,7 @@
 """The baseline: a stock tower captured by the policy that this project started from.
 
-Budgets are powers of two. A budget's graph has as many metadata slots as output rows and the longest segment
-that could fit it baked in, and memory of its own; the smallest is captured first. Items are packed next-fit in
+Budgets are powers of two. A budget's graph has as many metadata slots as output rows, the longest segment
+that could fit baked in, and memory of its own; the smallest is captured first. Items are packed next-fit in
 ascending order, whole buffers are zeroed and filled, and outputs cloned. Attention is torch's own flash
 attention (version 2). An item beyond the largest budget runs eagerly.
 
@@ -69,7 +69,8 @@ class SeedPolicy:
         self._device = device
         self._most_items = max(1, bounds[1] // bounds[0])
         # The module that resamples a square table of positions to each grid, if there is one.
-        self._table: Any = next((each for each in tower.modules() if hasattr(each, "num_grid_per_side")), None)
+        tables = (module for module in tower.modules() if hasattr(module, "num_grid_per_side"))
+        self._table: Any = next(tables, None)
         self._graphs: list[_Graph] = []
 
     def capture(self) -> None:
@@ -85,7 +86,7 @@ class SeedPolicy:
             for pack in self.packs([item.grid for item in items]):
                 members = [items[member] for member in pack.members]
                 packed = self._eager(members) if pack.rung is None else self._replayed(members, pack.rung)
-                parts = packed.split([self._units(item.grid) for item in members])
+                parts = torch.split(packed, [self._units(item.grid) for item in members])
                 rows |= zip(pack.members, parts, strict=True)
         return [rows[item] for item in range(len(items))]
 
@@ -111,7 +112,8 @@ class SeedPolicy:
 
     def describe(self, grids: Sequence[Grid]) -> str:
         """The packs of a call by their budgets, e.g. "4 x 4096"."""
-        return runs("eager" if pack.rung is None else f"{self.budgets[pack.rung]}" for pack in self.packs(grids))
+        rungs = [pack.rung for pack in self.packs(grids)]
+        return runs("eager" if rung is None else f"{self.budgets[rung]}" for rung in rungs)
 
     def replays(self, items: Sequence[SeedItem]) -> Work:
         """Everything that a call makes the tower compute, without its copies and metadata.
@@ -176,9 +178,7 @@ class SeedPolicy:
     def _forward(self, pixels: torch.Tensor, metadata: Mapping[str, object]) -> torch.Tensor:
         return rows_of(self._tower(pixels, grid_thw=None, **metadata))
 
-    def _padded(
-        self, grids: Sequence[Grid], budget: int
-    ) -> tuple[dict[str, torch.Tensor], dict[str, int]]:
+    def _padded(self, grids: Sequence[Grid], budget: int) -> tuple[dict[str, torch.Tensor], dict[str, int]]:
         """The tensors of these items for a budget, and the numbers that are baked."""
         tensors = self._metadata(grids)
         numbers = {"max_seqlen": budget * self._geometry.unit}

@@ -53,7 +53,7 @@ def rows_of(output: Any) -> torch.Tensor:
 
 @contextmanager
 def attending_with(tower: nn.Module, implementation: str) -> Iterator[None]:
-    """Let the tower's attention run on another of transformers' implementations for the length of the block."""
+    """Let the tower attend by another of transformers' implementations for the length of the block."""
     config: Any = tower.config
     before = config._attn_implementation
     # Not set_attn_implementation: for a "flash" name it goes looking for a kernel on the network.

@@ -37,7 +37,14 @@ def _cases(tower: str, results: Results) -> Table:
 
 
 def _numbers(case: CaseResult) -> Iterator[str]:
-    for ms in (case.floor_ms, case.stock_ms, case.seed_ms, case.ours_ms, case.ours_run_ms, case.kernel_sum_ms):
+    for ms in (
+        case.floor_ms,
+        case.stock_ms,
+        case.seed_ms,
+        case.ours_ms,
+        case.ours_run_ms,
+        case.kernel_sum_ms,
+    ):
         yield "" if ms is None else f"{ms:.3g}" if ms < 100 else f"{ms:.0f}"
     yield f"{case.share:.1%}"
     yield f"{case.error:.1e}"
@@ -58,8 +65,11 @@ def _caption(tower: str, results: Results) -> str:
     if tower in results.ladder:
         ladder = results.ladder[tower]
         lines.append(
-            f"{ladder.rungs} rungs captured in {ladder.capture_s:.2f} s after {ladder.warm_up_s:.1f} s of "
-            f"warm-up: {ladder.pool_bytes / _MIB:.0f} MiB, the largest alone "
+            f"{ladder.rungs} rungs captured in {ladder.capture_s:.2f} s, "
+            f"after {ladder.warm_up_s:.1f} s of warm-up"
+        )
+        lines.append(
+            f"their pool: {ladder.pool_bytes / _MIB:.0f} MiB, for the largest alone "
             f"{ladder.largest_rung_bytes / _MIB:.0f} MiB"
         )
     return "\n".join(lines)

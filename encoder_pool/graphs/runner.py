@@ -156,10 +156,9 @@ class LadderRunner(ABC):
             expect("rows", (given.shape, given.dtype), (rows.shape, rows.dtype))
             rows.copy_(given)
 
-    def replay(self, rung: int) -> None:
-        """Run a captured rung once more on what it holds; nobody gets its rows. To time it."""
-        with self._lock, torch.inference_mode(), self._turn():
-            self._captured[rung].replay()
+    def recording(self, rung: int) -> Replay:
+        """A captured rung on what it holds: to time it, in inference mode, while nothing else runs."""
+        return self._captured[rung].replay
 
     def capture(self, progress: Progress) -> None:
         """See Runner."""
