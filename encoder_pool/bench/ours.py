@@ -12,7 +12,7 @@ import torch
 from encoder_pool.bench.device import Device, Work
 from encoder_pool.bench.results import LadderResult, runs
 from encoder_pool.config import LadderConfig, ModelConfig
-from encoder_pool.core import Cost
+from encoder_pool.core import Cost, Grid
 from encoder_pool.graphs.counters import Tally
 from encoder_pool.graphs.encode import encode
 from encoder_pool.graphs.ladder import build_ladder
@@ -33,14 +33,23 @@ class PlannedBatch(NamedTuple):
 
 
 class OurTower:
-    """A captured tower in this process, with what the pool knows of it."""
+    """A captured tower in this process, with what the pool knows of it.
+
+    cost      what an item of a grid asks of a rung
+    captured  how it was loaded and captured
+    """
 
     def __init__(
-        self, adapter: GridAdapter, tower: Tower, runner: LadderRunner, table: CostTable, ladder: LadderResult
+        self,
+        tower: Tower,
+        cost: Callable[[Grid], Cost],
+        runner: LadderRunner,
+        table: CostTable,
+        captured: LadderResult,
     ) -> None:
         self.tower = tower
-        self.captured = ladder
-        self._adapter = adapter
+        self.captured = captured
+        self._cost = cost
         self._runner = runner
         self._table = table
 
@@ -113,7 +122,7 @@ class OurTower:
         return f"{chosen.budget}/{chosen.capacity.longest}"
 
     def _costs(self, items: Sequence[StagedItem]) -> list[Cost]:
-        return [self._adapter.cost(item.grid) for item in items]
+        return [self._cost(item.grid) for item in items]
 
     def _batch(self, items: Sequence[StagedItem]) -> Batch:
         return Batch.of(self.tower, items, self._costs(items))
@@ -145,7 +154,7 @@ def load_ours(
         pool_bytes=memory.pool_bytes,
         largest_rung_bytes=memory.largest_rung_bytes,
     )
-    return OurTower(adapter, tower, runner, table, captured)
+    return OurTower(tower, adapter.cost, runner, table, captured)
 
 
 def _ignore(done: int, total: int) -> None:
