@@ -31,7 +31,7 @@ ALIGNED = 8
 
 
 def candidates(dtype: torch.dtype, width: int, longest: int) -> tuple[str, ...]:
-    """Names of the kernels worth trying for segments of this length, in this type, with heads of this width."""
+    """Names of the kernels worth trying for such segments and heads, the plainest first."""
     if dtype not in HALVES or width % ALIGNED:
         return ("masked",)
     names = ["flash2"]
@@ -64,8 +64,7 @@ def flash4(
 ) -> torch.Tensor:
     """FlashAttention 4, https://github.com/Dao-AILab/flash-attention. Its first call compiles for seconds."""
     with warnings.catch_warnings():
-        # Its compiler deprecates parts of itself.
-        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore")  # of its compiler, about its own parts
         result = _flash4_function()(
             query,
             key,
