@@ -62,6 +62,10 @@ class ModelConfig(Section):
     dtype: DType = Field(
         DType.FLOAT32, description="Type the tower computes in and embeddings are returned in."
     )
+    quantization: Literal["none", "fp8"] = Field(
+        "none",
+        description="fp8: a grid tower's products in 8 bits, rows scaled one by one; faster and less exact.",
+    )
     attention: str = Field(
         "auto",
         description="Kernel of packed attention, or auto to choose by device, type and segment length.",
@@ -73,6 +77,15 @@ class ModelConfig(Section):
             raise ValueError(
                 f"model.checkpoint '{self.checkpoint}' is a configuration without weights; set "
                 f"model.load_format dummy (it is {self.load_format}), or give a checkpoint's folder"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _eight_bits_on_a_gpu(self) -> ModelConfig:
+        if self.quantization == "fp8" and (self.device, self.dtype) != ("cuda", DType.BFLOAT16):
+            raise ValueError(
+                "model.quantization 'fp8' needs model.device cuda and model.dtype bfloat16 (they are "
+                f"{self.device} and {self.dtype})"
             )
         return self
 

@@ -99,7 +99,7 @@ def _register_all() -> None:
         register("flash4", flash4)
         _long.append("flash4")
     if _is_installed("triton"):
-        from encoder_pool.towers.fused.triton_operations import TILES, packed_attention
+        from encoder_pool.towers.fused.triton_attention import TILES, packed_attention
 
         for tile in TILES:
             _short.append(f"triton-{tile.queries}x{tile.keys}")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -49,7 +49,9 @@ class Shape(NamedTuple):
 class MeasuredAttention:
     """`Attention` of one tower on one GPU. Belongs to the thread that runs the tower."""
 
-    def __init__(self, num_heads: int, width: int, dtype: torch.dtype, operations: Operations) -> None:
+    def __init__(
+        self, num_heads: int, width: int, dtype: torch.dtype, operations: Operations[Any, Any]
+    ) -> None:
         self._num_heads = num_heads
         self._width = width
         self._dtype = dtype

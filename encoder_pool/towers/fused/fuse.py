@@ -19,7 +19,7 @@ from encoder_pool.core import DType
 from encoder_pool.towers.adapter import Metadata
 from encoder_pool.towers.attention import Attention, OneKernel
 from encoder_pool.towers.fused.block import Between, FusedBlock
-from encoder_pool.towers.fused.operations import Operations, PlainOperations
+from encoder_pool.towers.fused.operations import Activation, Operations, PlainOperations
 from encoder_pool.towers.fused.patches import FlatPatches
 from encoder_pool.towers.fused.positions import InterpolatedPositions, Taps
 
@@ -31,7 +31,7 @@ class Fused:
     one_tap  (1, 1) weight of the only tap that fused positions leave; None where stock's own are used
     """
 
-    operations: Operations
+    operations: Operations[Any, Any]
     attention: Attention
     one_tap: torch.Tensor | None
 
@@ -64,17 +64,37 @@ def fuse(tower: nn.Module, model: ModelConfig) -> Fused:
     return Fused(operations, attention, one_tap)
 
 
-def operations_for(model: ModelConfig) -> Operations:
-    """Triton's where they run; in float32, which is for comparing, torch's own."""
+def operations_for(model: ModelConfig) -> Operations[Any, Any]:
+    """Triton's where they run; in float32, which is for comparing, torch's own.
+
+    Raises ValueError for fp8 where there is none.
+    """
     is_half = model.dtype is not DType.FLOAT32
-    if model.device == "cuda" and is_half and importlib.util.find_spec("triton") and _has_compiler():
+    has_triton = model.device == "cuda" and importlib.util.find_spec("triton") and _has_compiler()
+    if model.quantization == "fp8":
+        return _fp8_operations(bool(has_triton))
+    if has_triton and is_half:
         from encoder_pool.towers.fused.triton_operations import TritonOperations
 
         return TritonOperations()
     return PlainOperations()
 
 
-def attention_for(model: ModelConfig, stock: Any, operations: Operations) -> Attention:
+def _fp8_operations(has_triton: bool) -> Operations[Any, Any]:
+    if not has_triton:
+        raise ValueError("model.quantization 'fp8' needs Triton and a C compiler, and one of them is missing")
+    from encoder_pool.towers.fused.fp8_operations import CAPABILITY, Fp8Operations
+
+    there = torch.cuda.get_device_capability()
+    if there < CAPABILITY:
+        raise ValueError(
+            f"model.quantization 'fp8' needs a GPU of compute capability {CAPABILITY[0]}.{CAPABILITY[1]}; "
+            f"{torch.cuda.get_device_name()} has {there[0]}.{there[1]}"
+        )
+    return Fp8Operations()
+
+
+def attention_for(model: ModelConfig, stock: Any, operations: Operations[Any, Any]) -> Attention:
     """What `model.attention` asks for, for heads like those of a stock attention."""
     width = stock.proj.in_features // stock.num_heads
     if model.device == "cuda":
@@ -85,13 +105,16 @@ def attention_for(model: ModelConfig, stock: Any, operations: Operations) -> Att
     return OneKernel("masked" if model.attention == "auto" else model.attention, width)
 
 
-def _fuse_blocks(blocks: nn.ModuleList, config: Any, operations: Operations, attention: Attention) -> None:
+def _fuse_blocks(
+    blocks: nn.ModuleList, config: Any, operations: Operations[Any, Any], attention: Attention
+) -> None:
     """Each stock block is let go before the next is copied."""
     read = {*getattr(config, "deepstack_visual_indexes", ()), len(blocks) - 1}
+    activation = Activation(config.hidden_act)
     before = None
     for at, block in enumerate(blocks):
         after = None if at in read else Between()
-        blocks[at] = FusedBlock(block, config.hidden_act, before, after, operations, attention)
+        blocks[at] = FusedBlock(block, activation, before, after, operations, attention)
         before = after
 
 

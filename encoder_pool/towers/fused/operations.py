@@ -8,16 +8,17 @@ Shapes: T rows, C columns, H heads, D values of a head.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Protocol
+from enum import StrEnum
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
+from encoder_pool.towers.fused.products import Product
 
-@dataclass(frozen=True, slots=True)
-class Norm:
+
+class Norm(NamedTuple):
     """The numbers of a LayerNorm, or, without a bias, of an RMSNorm. weight, bias: (C,)."""
 
     weight: torch.Tensor
@@ -33,10 +34,46 @@ class Norm:
         return Norm(norm.weight, None, norm.variance_epsilon)
 
 
-class Operations(Protocol):
-    """The operations, for contiguous tensors. None synchronises; what is changed in place says so."""
+class Activation(StrEnum):
+    """What lies between the two products of an MLP, by the names that config.json gives them."""
+
+    GELU = "gelu_pytorch_tanh"
+    QUICK_GELU = "quick_gelu"
+    GATED_SILU = "silu"
+
+
+X = TypeVar("X")
+W = TypeVar("W")
+
+
+class Operations(Protocol[X, W]):
+    """The operations, for contiguous tensors. None synchronises; what is changed in place says so.
+
+    X, W  rows and weights as products take them: tensors as they are, or scaled to fewer bits
+    """
 
     name: str
+
+    def weight(self, product: Product) -> W:
+        """A product's numbers, as `linear` takes them."""
+        ...
+
+    def operand(self, rows: torch.Tensor) -> X:
+        """(T, C) rows, as `linear` takes them."""
+        ...
+
+    def linear(self, operand: X, weight: W) -> torch.Tensor:
+        """(T, C) -> (T, O): the rows' product with a weight, plus its bias."""
+        ...
+
+    def activated(self, activation: Activation, operand: X, weight: W) -> X:
+        """(T, C) -> (T, O), or (T, O / 2) if it is gated: the activation of `linear`.
+
+        gelu        its tanh form
+        quick gelu  x * sigmoid(1.702 x): https://arxiv.org/abs/1606.08415, section 2
+        gated silu  silu of the first half of the columns times the second
+        """
+        ...
 
     def normalise(
         self, pixels: torch.Tensor, mean: torch.Tensor, std: torch.Tensor, dtype: torch.dtype
@@ -48,7 +85,7 @@ class Operations(Protocol):
         """Rows of a table (N, C), summed by weight: indices and weights (T, taps) -> (T, C)."""
         ...
 
-    def norm(self, hidden: torch.Tensor, branch: torch.Tensor | None, norm: Norm) -> torch.Tensor:
+    def norm(self, hidden: torch.Tensor, branch: torch.Tensor | None, norm: Norm) -> X:
         """Add the branch to hidden in place, (T, C) both, and return that normalised."""
         ...
 
@@ -62,23 +99,33 @@ class Operations(Protocol):
         """
         ...
 
-    def gated_silu(self, gates_and_values: torch.Tensor) -> torch.Tensor:
-        """(T, 2 * C) -> (T, C): silu of the first half times the second."""
-        ...
-
-    def gelu_linear(self, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        """(T, C) -> (T, O): gelu, in its tanh form, of the product with weight (O, C) plus bias (O,)."""
-        ...
-
-    def quick_gelu_linear(self, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        """The same with x * sigmoid(1.702 x): https://arxiv.org/abs/1606.08415, section 2."""
-        ...
-
 
 class PlainOperations:
     """Torch's own functions."""
 
     name = "torch"
+
+    def weight(self, product: Product) -> Product:
+        """As it is."""
+        return product
+
+    def operand(self, rows: torch.Tensor) -> torch.Tensor:
+        """As they are."""
+        return rows
+
+    def linear(self, operand: torch.Tensor, weight: Product) -> torch.Tensor:
+        """See Operations."""
+        return F.linear(operand, *weight)
+
+    def activated(self, activation: Activation, operand: torch.Tensor, weight: Product) -> torch.Tensor:
+        """See Operations."""
+        product = F.linear(operand, *weight)
+        if activation is Activation.GELU:
+            return F.gelu(product, approximate="tanh")
+        if activation is Activation.QUICK_GELU:
+            return product * torch.sigmoid(1.702 * product)
+        gates, values = product.chunk(2, dim=-1)
+        return F.silu(gates) * values
 
     def normalise(
         self, pixels: torch.Tensor, mean: torch.Tensor, std: torch.Tensor, dtype: torch.dtype
@@ -110,17 +157,3 @@ class PlainOperations:
         turned = torch.stack((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
         heads[:, :2] = turned.flatten(-2)
         return F.pad(heads, (0, width - 2 * half))
-
-    def gated_silu(self, gates_and_values: torch.Tensor) -> torch.Tensor:
-        """See Operations."""
-        gates, values = gates_and_values.chunk(2, dim=-1)
-        return F.silu(gates) * values
-
-    def gelu_linear(self, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        """See Operations."""
-        return F.gelu(F.linear(rows, weight, bias), approximate="tanh")
-
-    def quick_gelu_linear(self, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        """See Operations."""
-        product = F.linear(rows, weight, bias)
-        return product * torch.sigmoid(1.702 * product)

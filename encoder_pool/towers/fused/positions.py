@@ -6,7 +6,7 @@ what comes out. Knows no grids.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -24,7 +24,7 @@ class Taps(NamedTuple):
 class InterpolatedPositions(nn.Module):
     """In the place of a stock tower's table of positions: given taps, it returns their sum as one tap."""
 
-    def __init__(self, stock: nn.Embedding, operations: Operations) -> None:
+    def __init__(self, stock: nn.Embedding, operations: Operations[Any, Any]) -> None:
         super().__init__()
         self._table = stock.weight.detach()
         self._operations = operations

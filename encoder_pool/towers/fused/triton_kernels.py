@@ -19,18 +19,22 @@ def norm(
     weight,  # (C,)
     bias,  # (C,)
     normed,  # (T, C)
+    scales,  # (T,)
     width,
     eps,
     has_branch: tl.constexpr,
     is_rms: tl.constexpr,
+    is_scaled: tl.constexpr,
+    largest: tl.constexpr,
     block: tl.constexpr,
 ):
+    """One row. Scaled, its largest value becomes the largest that the result's type has."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, block)
     inside = column < width
     at = row * width + column
     numbers = tl.load(hidden + at, inside, 0.0).to(tl.float32)
-    stored = normed.dtype.element_ty
+    stored = hidden.dtype.element_ty
     if has_branch:
         total = (numbers + tl.load(branch + at, inside, 0.0).to(tl.float32)).to(stored)
         tl.store(hidden + at, total, inside)
@@ -43,7 +47,12 @@ def norm(
         result = centred * tl.rsqrt(tl.sum(centred * centred, 0) / width + eps)
         result *= tl.load(weight + column, inside, 0.0).to(tl.float32)
         result += tl.load(bias + column, inside, 0.0).to(tl.float32)
-    tl.store(normed + at, result.to(stored), inside)
+    if is_scaled:
+        result = tl.where(inside, result, 0.0)
+        scale = tl.maximum(tl.max(tl.abs(result), 0), 1e-12) / largest
+        tl.store(scales + row, scale)
+        result = result / scale
+    tl.store(normed + at, result.to(normed.dtype.element_ty), inside)
 
 
 @triton.jit
@@ -98,33 +107,34 @@ def interpolate(
 
 
 @triton.jit
-def gated_silu(
-    gates_and_values,  # (T, 2 * C)
-    gated,  # (T, C)
+def activated(
+    products,  # (T, C), or (T, 2 * C) if it is gated
+    result,  # (T, C)
+    scales,  # (T,)
     width,
+    activation: tl.constexpr,  # 0 none, 1 gelu in its tanh form, 2 quick gelu, 3 gated silu
+    is_scaled: tl.constexpr,
+    largest: tl.constexpr,
     block: tl.constexpr,
 ):
+    """One row. Scaled, its largest value becomes the largest that the result's type has."""
     row = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * block + tl.arange(0, block)
+    column = tl.arange(0, block)
     inside = column < width
-    at = gates_and_values + row * 2 * width + column
-    gate = tl.load(at, inside, 0.0)
-    value = tl.load(at + width, inside, 0.0).to(tl.float32)
-    numbers = gate.to(tl.float32)
-    result = numbers * tl.sigmoid(numbers) * value
-    tl.store(gated + row * width + column, result.to(gate.dtype), inside)
-
-
-@triton.jit
-def quick_gelu(
-    values,  # (T * C,), in place
-    size,
-    block: tl.constexpr,
-):
-    at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
-    given = tl.load(values + at, at < size, 0.0)
-    numbers = given.to(tl.float32)
-    tl.store(values + at, (numbers * tl.sigmoid(1.702 * numbers)).to(given.dtype), at < size)
+    at = products + row * width * (2 if activation == 3 else 1) + column
+    x = tl.load(at, inside, 0.0).to(tl.float32)
+    if activation == 1:
+        # sqrt(2 / pi) * 2: the tanh of half of something is a sigmoid.
+        x = x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+    if activation == 2:
+        x = x * tl.sigmoid(1.702 * x)
+    if activation == 3:
+        x = x * tl.sigmoid(x) * tl.load(at + width, inside, 0.0).to(tl.float32)
+    if is_scaled:
+        scale = tl.maximum(tl.max(tl.abs(x), 0), 1e-12) / largest
+        tl.store(scales + row, scale)
+        x = x / scale
+    tl.store(result + row * width + column, x.to(result.dtype.element_ty), inside)
 
 
 @triton.jit
@@ -144,61 +154,3 @@ def normalise(
     # Rounded as IEEE has it, like the reference: the plain division of a GPU is an approximation.
     result = tl.div_rn(centred, tl.load(std + column, inside, 1.0))
     tl.store(normalised + row * width + column, result.to(normalised.dtype.element_ty), inside)
-
-
-@triton.jit
-def packed_attention(
-    query,  # (T, H, D), and so are the next two; rows and heads of all three are equally far apart
-    key,
-    value,
-    offsets,  # (sequences + 1,)
-    attended,  # (T, H, D), contiguous
-    scale,  # times log2(e)
-    row_values: tl.constexpr,
-    head_values: tl.constexpr,
-    num_heads,
-    width: tl.constexpr,
-    block_low: tl.constexpr,
-    block_high: tl.constexpr,
-    block_queries: tl.constexpr,
-    block_keys: tl.constexpr,
-):
-    """Some queries of one sequence and head, over all of its keys, with a running softmax.
-
-    Columns are taken as two powers of two: rounded up to one they would be nearly double. Strides are
-    compiled in, and stages are two or more: without knowing that rows are aligned Triton 3.6 does not
-    pipeline the loads, and then its products are wrong.
-    """
-    tile, sequence, head = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    start = tl.load(offsets + sequence).to(tl.int64)
-    count = (tl.load(offsets + sequence + 1).to(tl.int64) - start).to(tl.int32)
-    if tile * block_queries < count:
-        low, high = tl.arange(0, block_low)[None, :], block_low + tl.arange(0, block_high)[None, :]
-        base = start * row_values + head * head_values
-        asking = (tile * block_queries + tl.arange(0, block_queries))[:, None]
-        mine = query + base + asking * row_values
-        query_low = tl.load(mine + low, (asking < count) & (low < width), 0.0)
-        query_high = tl.load(mine + high, (asking < count) & (high < width), 0.0)
-        largest = tl.full((block_queries,), float("-inf"), tl.float32)
-        total = tl.zeros((block_queries,), tl.float32)
-        sum_low = tl.zeros((block_queries, block_low), tl.float32)
-        sum_high = tl.zeros((block_queries, block_high), tl.float32)
-        for first in range(0, count, block_keys):
-            asked = (first + tl.arange(0, block_keys))[:, None]
-            is_low, is_high = (asked < count) & (low < width), (asked < count) & (high < width)
-            at = base + asked * row_values
-            scores = tl.dot(query_low, tl.trans(tl.load(key + at + low, is_low, 0.0)))
-            scores = tl.dot(query_high, tl.trans(tl.load(key + at + high, is_high, 0.0)), scores)
-            is_asked = (first + tl.arange(0, block_keys) < count)[None, :]
-            scores = tl.where(is_asked, scores * scale, float("-inf"))
-            before, largest = largest, tl.maximum(largest, tl.max(scores, 1))
-            weights = tl.exp2(scores - largest[:, None])
-            fading = tl.exp2(before - largest)
-            total = total * fading + tl.sum(weights, 1)
-            weights = weights.to(query_low.dtype)
-            sum_low = tl.dot(weights, tl.load(value + at + low, is_low, 0.0), sum_low * fading[:, None])
-            sum_high = tl.dot(weights, tl.load(value + at + high, is_high, 0.0), sum_high * fading[:, None])
-        into = attended + ((start + asking) * num_heads + head) * width
-        given = attended.dtype.element_ty
-        tl.store(into + low, (sum_low / total[:, None]).to(given), (asking < count) & (low < width))
-        tl.store(into + high, (sum_high / total[:, None]).to(given), (asking < count) & (high < width))

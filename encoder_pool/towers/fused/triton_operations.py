@@ -5,28 +5,45 @@ Imported only where Triton is. Launch shapes were chosen on an H200.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from math import e, log2
-from typing import Any, NamedTuple
-
 import torch
 import torch.nn.functional as F  # noqa: N812
 import triton
 
 from encoder_pool.towers.fused import triton_kernels
-from encoder_pool.towers.fused.operations import Norm
+from encoder_pool.towers.fused.operations import Activation, Norm
+from encoder_pool.towers.fused.products import Product
 
-_GATED_BLOCK = 1024
-_FLAT_BLOCK = 2048
-_LEAST_DOT = 16
-"""Triton multiplies no smaller matrices."""
-LOG2_E = log2(e)
+_CODES = {Activation.GELU: 1, Activation.QUICK_GELU: 2, Activation.GATED_SILU: 3}
+"""As the kernel knows them; 0 leaves the rows as they are."""
+_WIDE = 4096
+"""Columns from which on a row takes more warps than Triton's four."""
 
 
 class TritonOperations:
-    """Operations of contiguous rows."""
+    """Operations in half precision."""
 
     name = "triton"
+
+    def weight(self, product: Product) -> Product:
+        """As it is."""
+        return product
+
+    def operand(self, rows: torch.Tensor) -> torch.Tensor:
+        """As they are."""
+        return rows
+
+    def linear(self, operand: torch.Tensor, weight: Product) -> torch.Tensor:
+        """See Operations."""
+        return F.linear(operand, *weight)
+
+    def activated(self, activation: Activation, operand: torch.Tensor, weight: Product) -> torch.Tensor:
+        """See Operations. The product's own epilogue has the tanh form of gelu."""
+        if activation is Activation.GELU:
+            return torch._addmm_activation(weight.bias, operand, weight.weight.t(), use_gelu=True)
+        products = F.linear(operand, *weight)
+        result = products.new_empty(len(products), columns_after(activation, products))
+        launch_activated(activation, products, result)
+        return result
 
     def normalise(
         self, pixels: torch.Tensor, mean: torch.Tensor, std: torch.Tensor, dtype: torch.dtype
@@ -34,7 +51,7 @@ class TritonOperations:
         """See Operations."""
         rows, width = pixels.shape
         normalised = torch.empty(rows, width, dtype=dtype, device=pixels.device)
-        _on(triton_kernels.normalise, rows)(
+        triton_kernels.normalise[rows,](
             pixels, mean, std, normalised, width, block=triton.next_power_of_2(width)
         )
         return normalised
@@ -43,27 +60,15 @@ class TritonOperations:
         """See Operations."""
         (rows, taps), width = indices.shape, table.shape[1]
         result = table.new_empty(rows, width)
-        _on(triton_kernels.interpolate, rows)(
+        triton_kernels.interpolate[rows,](
             table, indices, weights, result, width, taps=taps, block=triton.next_power_of_2(width)
         )
         return result
 
     def norm(self, hidden: torch.Tensor, branch: torch.Tensor | None, norm: Norm) -> torch.Tensor:
         """See Operations."""
-        rows, width = hidden.shape
         normed = torch.empty_like(hidden)
-        _on(triton_kernels.norm, rows)(
-            hidden,
-            hidden if branch is None else branch,
-            norm.weight,
-            norm.weight if norm.bias is None else norm.bias,
-            normed,
-            width,
-            norm.eps,
-            has_branch=branch is not None,
-            is_rms=norm.bias is None,
-            block=triton.next_power_of_2(width),
-        )
+        launch_norm(hidden, branch, norm, normed)
         return normed
 
     def rotate(
@@ -73,7 +78,7 @@ class TritonOperations:
         rows, parts, num_heads, given = heads.shape
         in_place = width == given
         rotated = heads if in_place else heads.new_empty(rows, parts, num_heads, width)
-        _on(triton_kernels.rotate, rows, 2 if in_place else parts)(
+        triton_kernels.rotate[rows, 2 if in_place else parts](
             heads,
             cosines,
             sines,
@@ -87,74 +92,55 @@ class TritonOperations:
         )
         return rotated
 
-    def gated_silu(self, gates_and_values: torch.Tensor) -> torch.Tensor:
-        """See Operations."""
-        rows, width = len(gates_and_values), gates_and_values.shape[1] // 2
-        gated = gates_and_values.new_empty(rows, width)
-        _on(triton_kernels.gated_silu, rows, triton.cdiv(width, _GATED_BLOCK))(
-            gates_and_values, gated, width, block=_GATED_BLOCK
-        )
-        return gated
 
-    def gelu_linear(self, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        """See Operations. The product's own epilogue has the tanh form."""
-        return torch._addmm_activation(bias, rows, weight.t(), use_gelu=True)
-
-    def quick_gelu_linear(self, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        """See Operations."""
-        product = F.linear(rows, weight, bias)
-        size = product.numel()
-        _on(triton_kernels.quick_gelu, triton.cdiv(size, _FLAT_BLOCK))(product, size, block=_FLAT_BLOCK)
-        return product
+def columns_after(activation: Activation, products: torch.Tensor) -> int:
+    """Columns that are left of (T, C) products."""
+    return products.shape[1] // 2 if activation is Activation.GATED_SILU else products.shape[1]
 
 
-class Tile(NamedTuple):
-    """How a program of `packed_attention` is cut."""
-
-    queries: int
-    keys: int
-    warps: int
-    stages: int
-
-
-TILES = (Tile(64, 64, 4, 3), Tile(64, 32, 4, 3), Tile(128, 64, 8, 3))
-"""Those that were the fastest somewhere on an H200."""
-
-
-def packed_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    offsets: torch.Tensor,
-    longest: int,
-    scale: float,
-    tile: Tile,
-) -> torch.Tensor:
-    """PackedAttention, for short segments: those of thousands of rows have faster kernels."""
-    rows, num_heads, width = query.shape
-    attended = query.new_empty(rows, num_heads, width)
-    low = triton.next_power_of_2(width // 2 + 1)
-    _on(triton_kernels.packed_attention, triton.cdiv(longest, tile.queries), len(offsets) - 1, num_heads)(
-        query,
-        key,
-        value,
-        offsets,
-        attended,
-        scale * LOG2_E,
-        query.stride(0),
-        query.stride(1),
-        num_heads,
-        width=width,
-        block_low=max(_LEAST_DOT, low),
-        block_high=max(_LEAST_DOT, triton.next_power_of_2(width - low) if width > low else 0),
-        block_queries=tile.queries,
-        block_keys=tile.keys,
-        num_warps=tile.warps,
-        num_stages=tile.stages,
+def launch_norm(
+    hidden: torch.Tensor,
+    branch: torch.Tensor | None,
+    norm: Norm,
+    normed: torch.Tensor,
+    scales: torch.Tensor | None = None,
+) -> None:
+    """See Operations.norm. With scales, (T,) float32, rows are scaled to the range of the result's type."""
+    rows, width = hidden.shape
+    triton_kernels.norm[rows,](
+        hidden,
+        hidden if branch is None else branch,
+        norm.weight,
+        norm.weight if norm.bias is None else norm.bias,
+        normed,
+        normed if scales is None else scales,
+        width,
+        norm.eps,
+        has_branch=branch is not None,
+        is_rms=norm.bias is None,
+        is_scaled=scales is not None,
+        largest=torch.finfo(normed.dtype).max,
+        block=triton.next_power_of_2(width),
     )
-    return attended
 
 
-def _on(kernel: Any, *grid: int) -> Callable[..., Any]:
-    launched: Callable[..., Any] = kernel[grid]
-    return launched
+def launch_activated(
+    activation: Activation | None,
+    products: torch.Tensor,
+    result: torch.Tensor,
+    scales: torch.Tensor | None = None,
+) -> None:
+    """The activation of (T, C) or (T, 2 * C) products, or none. With scales as `launch_norm`."""
+    rows, width = result.shape
+    block = triton.next_power_of_2(width)
+    triton_kernels.activated[rows,](
+        products,
+        result,
+        result if scales is None else scales,
+        width,
+        activation=_CODES[activation] if activation else 0,
+        is_scaled=scales is not None,
+        largest=torch.finfo(result.dtype).max,
+        block=block,
+        num_warps=8 if block >= _WIDE else 4,
+    )
