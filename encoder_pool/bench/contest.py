@@ -5,7 +5,7 @@ What is timed is compared first, on the same inputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -19,9 +19,9 @@ from encoder_pool.bench.kernel_sum import KernelSum
 from encoder_pool.bench.mixed import measure_mixed
 from encoder_pool.bench.ours import OurTower, load_ours
 from encoder_pool.bench.prepare import Contender, Run
-from encoder_pool.bench.results import CaseResult, MixedResult, Rates
+from encoder_pool.bench.results import CaseResult, Fp8Result, MixedResult, Rates, TokenErrors
 from encoder_pool.bench.seed import SeedItem, SeedPolicy
-from encoder_pool.bench.stock import StockTower, relative_error
+from encoder_pool.bench.stock import StockTower, relative_error, token_errors
 from encoder_pool.config import ModelConfig
 from encoder_pool.core import Grid
 from encoder_pool.towers.adapter import StagedItem
@@ -37,22 +37,25 @@ FLOAT32_TOKENS = 4096
 
 
 class Errors(NamedTuple):
-    """Relative, over all values. Those against float32 are None where it was not computed."""
+    """Relative, over all values; `exact` None, and the rest with it, where float32 was not computed."""
 
     ours: float
     seed: float
-    ours_fp32: float | None
-    stock_fp32: float | None
+    exact: torch.Tensor | None = None
+    ours_fp32: float | None = None
+    stock_fp32: float | None = None
+    tokens: Mapping[str, TokenErrors] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """All that a tower's measurements need. `stock_fp32` and `kernel_sum` are None in a quick run."""
+    """All that a tower's measurements need. Of a quick run `fp8`, `stock_fp32` and `kernel_sum` are None."""
 
     run: Run
     contender: Contender
     rates: Rates
     ours: OurTower
+    fp8: OurTower | None
     stock: StockTower
     seed: SeedPolicy
     stock_fp32: StockTower | None
@@ -73,6 +76,7 @@ class Contest:
         ours = timed(device.time_ms, self.ours.replays(packs), effort.ours)
         ours_run = timed(partial(wall_ms, device), lambda: self.ours.run(packs), effort.ours)
         kernels = self.kernel_sum.of(grids) if self.kernel_sum else None
+        fp8, fp8_tokens = self._fp8(items, errors.exact)
         floor_ms = shape.flops(grids) / self.rates.floor_tflops / 1e9
         return CaseResult(
             tower=self.contender.subject.name,
@@ -95,6 +99,8 @@ class Contest:
             seed_repeats=seed.repeats,
             ours_repeats=ours.repeats,
             kernels=kernels,
+            fp8=fp8,
+            tokens_off={**errors.tokens, **fp8_tokens},
         )
 
     def mixed(self) -> MixedResult:
@@ -112,9 +118,25 @@ class Contest:
         seed = torch.cat(self.seed(seed_items))
         against_stock = relative_error(ours, stock), relative_error(seed, stock)
         if self.stock_fp32 is None or len(stock) > FLOAT32_TOKENS:
-            return Errors(*against_stock, None, None)
+            return Errors(*against_stock)
         exact = self.stock_fp32.rows(self.stock_fp32.pixels(patches), grids)
-        return Errors(*against_stock, relative_error(ours, exact), relative_error(stock, exact))
+        tokens = {"ours": token_errors(ours, exact), "stock": token_errors(stock, exact)}
+        return Errors(
+            *against_stock, exact, relative_error(ours, exact), relative_error(stock, exact), tokens
+        )
+
+    def _fp8(
+        self, items: Sequence[StagedItem], exact: torch.Tensor | None
+    ) -> tuple[Fp8Result | None, Mapping[str, TokenErrors]]:
+        """The case on the tower in 8 bits, and how far its tokens are off."""
+        if self.fp8 is None:
+            return None, {}
+        rows = torch.cat(self.fp8.encode(items))
+        work = self.fp8.replays(self.fp8.planned(items))
+        ms = timed(self.run.device.time_ms, work, self.run.effort.ours).ms
+        if exact is None:
+            return Fp8Result(ms, None), {}
+        return Fp8Result(ms, relative_error(rows, exact)), {"fp8": token_errors(rows, exact)}
 
 
 def load(run: Run, contender: Contender, rates: Rates, say: Callable[[str], None]) -> Contest:
@@ -129,6 +151,11 @@ def load(run: Run, contender: Contender, rates: Rates, say: Callable[[str], None
         dtype=device.dtype,
     )
     ours = load_ours(contender.folder, model, run.workload.ladder, device, say)
+    fp8 = None
+    if device.has_fp8 and not run.is_quick:
+        say("once more, in 8 bits, on fewer rungs")
+        in_8_bits = model.model_copy(update={"quantization": "fp8"})
+        fp8 = load_ours(contender.folder, in_8_bits, run.workload.quick().ladder, device, say)
     say("loading the stock tower, capturing the seed's policy")
     family, _ = family_of(contender.folder)
     tower = load_encoder(family, contender.folder, model).tower
@@ -137,7 +164,7 @@ def load(run: Run, contender: Contender, rates: Rates, say: Callable[[str], None
     seed.capture()
     kernel_sum = None if run.is_quick else _kernel_sum(run, contender, rates)
     stock_fp32 = None if run.is_quick else stock.in_float32()
-    return Contest(run, contender, rates, ours, stock, seed, stock_fp32, kernel_sum)
+    return Contest(run, contender, rates, ours, fp8, stock, seed, stock_fp32, kernel_sum)
 
 
 def _kernel_sum(run: Run, contender: Contender, rates: Rates) -> KernelSum:

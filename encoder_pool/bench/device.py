@@ -19,6 +19,7 @@ from encoder_pool.core import DType, Rung
 from encoder_pool.graphs.cuda import CudaRunner, synchronised_clock
 from encoder_pool.graphs.runner import CpuRunner, LadderRunner
 from encoder_pool.towers.adapter import Tower
+from encoder_pool.towers.fused.fuse import FP8_CAPABILITY
 
 DeviceName = Literal["cpu", "cuda"]
 Work = Callable[[], object]
@@ -33,11 +34,12 @@ class PoolMemory(NamedTuple):
 
 
 class Device(Protocol):
-    """What computes."""
+    """What computes. `has_fp8`: also in 8 bits."""
 
     name: DeviceName
     dtype: DType
     torch_device: torch.device
+    has_fp8: bool
 
     def clock(self) -> float:
         """Seconds, read when the device has done all that it was asked to."""
@@ -69,6 +71,7 @@ class CpuDevice:
 
     name: DeviceName = "cpu"
     dtype = DType.FLOAT32
+    has_fp8 = False
     torch_device = torch.device("cpu")
 
     def clock(self) -> float:
@@ -108,6 +111,7 @@ class CudaDevice:
     def __init__(self) -> None:
         self.torch_device = torch.device("cuda", 0)
         torch.cuda.set_device(self.torch_device)
+        self.has_fp8 = torch.cuda.get_device_capability() >= FP8_CAPABILITY
 
     def clock(self) -> float:
         """See Device."""

@@ -76,6 +76,22 @@ class KernelTimes:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenErrors:
+    """How far rows are from those of the stock tower in float32, each relative to its own norm."""
+
+    median: Number
+    p99: Number
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Result:
+    """Our tower with products in 8 bits. `error_fp32` as in the case; None where that was not computed."""
+
+    ms: Number
+    error_fp32: Number | None
+
+
+@dataclass(frozen=True, slots=True)
 class CaseResult:
     """One case on one tower.
 
@@ -89,6 +105,8 @@ class CaseResult:
     error           of ours against stock, relative, over all values; seed_error likewise
     error_fp32      of ours against stock in float32; None where it was not computed
     stock_error     of stock against stock in float32; likewise
+    fp8             the same tower with products in 8 bits; None where the device has none, or in a quick run
+    tokens_off      per token, of "ours", "stock" and "fp8"; empty where float32 was not computed
     ours_packs      the rungs, as budget/longest segment; seed_packs the seed's budgets
     *_repeats       runs of which the median was taken
     """
@@ -113,6 +131,8 @@ class CaseResult:
     seed_repeats: int
     ours_repeats: int
     kernels: KernelTimes | None
+    fp8: Fp8Result | None = None
+    tokens_off: Mapping[str, TokenErrors] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from encoder_pool.bench.results import TokenErrors
 from encoder_pool.core import Grid
 from encoder_pool.towers.grid_processing import Normalisation
 
@@ -62,6 +63,13 @@ def attending_with(tower: nn.Module, implementation: str) -> Iterator[None]:
         yield
     finally:
         config._attn_implementation = before
+
+
+def token_errors(rows: torch.Tensor, exact: torch.Tensor) -> TokenErrors:
+    """Of (O, width) rows, one by one."""
+    off = (rows.float() - exact.float()).norm(dim=1) / exact.float().norm(dim=1)
+    median, p99 = torch.quantile(off, torch.tensor([0.5, 0.99], device=off.device)).tolist()
+    return TokenErrors(median, p99)
 
 
 def relative_error(rows: torch.Tensor, reference: torch.Tensor) -> float:

@@ -28,7 +28,7 @@ def report(results: Results) -> Iterator[RenderableType]:
 def _cases(tower: str, results: Results) -> Table:
     table = Table(title=tower, title_justify="left", caption=_caption(tower, results), caption_justify="left")
     table.add_column("case")
-    for heading in ("floor", "stock", "seed", "ours", "run", "kernels", "share", "error"):
+    for heading in ("floor", "stock", "seed", "ours", "run", "fp8", "kernels", "share", "error"):
         table.add_column(heading, justify="right")
     for case in results.cases:
         if case.tower == tower:
@@ -43,6 +43,7 @@ def _numbers(case: CaseResult) -> Iterator[str]:
         case.seed_ms,
         case.ours_ms,
         case.ours_run_ms,
+        case.fp8.ms if case.fp8 else None,
         case.kernel_sum_ms,
     ):
         yield "" if ms is None else f"{ms:.3g}" if ms < 100 else f"{ms:.0f}"
@@ -52,6 +53,11 @@ def _numbers(case: CaseResult) -> Iterator[str]:
 
 def _caption(tower: str, results: Results) -> str:
     lines = ["milliseconds; run: with metadata and copies; share: floor over ours; error: against stock"]
+    lines += [
+        f"{case.case}, off float32 per token (median, 99 %): " + _off(case)
+        for case in results.cases
+        if case.tower == tower and case.tokens_off
+    ][-1:]
     if tower in results.mixed:
         mixed = results.mixed[tower]
         lines.append(
@@ -73,3 +79,7 @@ def _caption(tower: str, results: Results) -> str:
             f"{ladder.largest_rung_bytes / _MIB:.0f} MiB"
         )
     return "\n".join(lines)
+
+
+def _off(case: CaseResult) -> str:
+    return "; ".join(f"{who} {off.median:.1%}, {off.p99:.1%}" for who, off in case.tokens_off.items())

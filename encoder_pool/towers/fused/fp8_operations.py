@@ -21,8 +21,6 @@ from encoder_pool.towers.fused.triton_operations import (
 )
 
 EIGHTH = torch.float8_e4m3fn
-CAPABILITY = (8, 9)
-"""The least that has such products."""
 
 
 class Scaled(NamedTuple):

@@ -23,6 +23,9 @@ from encoder_pool.towers.fused.operations import Activation, Operations, PlainOp
 from encoder_pool.towers.fused.patches import FlatPatches
 from encoder_pool.towers.fused.positions import InterpolatedPositions, Taps
 
+FP8_CAPABILITY = (8, 9)
+"""The least compute capability that has products in 8 bits."""
+
 
 @dataclass(frozen=True, slots=True)
 class Fused:
@@ -83,12 +86,12 @@ def operations_for(model: ModelConfig) -> Operations[Any, Any]:
 def _fp8_operations(has_triton: bool) -> Operations[Any, Any]:
     if not has_triton:
         raise ValueError("model.quantization 'fp8' needs Triton and a C compiler, and one of them is missing")
-    from encoder_pool.towers.fused.fp8_operations import CAPABILITY, Fp8Operations
+    from encoder_pool.towers.fused.fp8_operations import Fp8Operations
 
-    there = torch.cuda.get_device_capability()
-    if there < CAPABILITY:
+    there, least = torch.cuda.get_device_capability(), FP8_CAPABILITY
+    if there < least:
         raise ValueError(
-            f"model.quantization 'fp8' needs a GPU of compute capability {CAPABILITY[0]}.{CAPABILITY[1]}; "
+            f"model.quantization 'fp8' needs a GPU of compute capability {least[0]}.{least[1]}; "
             f"{torch.cuda.get_device_name()} has {there[0]}.{there[1]}"
         )
     return Fp8Operations()
