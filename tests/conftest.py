@@ -16,6 +16,13 @@ def demo() -> Iterator[Service]:
         yield service
 
 
+@pytest.fixture(scope="session")
+def qwen_tiny() -> Iterator[Service]:
+    """The small grid tower of the README, likewise."""
+    with making_serve("serve_configs/qwen-tiny.yaml") as service:
+        yield service
+
+
 @pytest.fixture
 def photo() -> bytes:
     return (MEDIA / "cat.jpg").read_bytes()

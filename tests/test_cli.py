@@ -188,6 +188,18 @@ def test_a_taken_port_ends_at_once_and_names_its_settings(tmp_path: Path) -> Non
     assert "http_options.port, or --port" in message
 
 
+def test_a_file_for_a_gpu_ends_at_once_where_there_is_none_and_names_one_that_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    message = refused("serve", ROOT / "serve_configs" / "qwen.yaml", "--port", str(free_port()))
+    assert "the applications reserve 1 GPUs" in message
+    assert "this host has none" in message
+    other = "serve_configs/qwen-tiny.yaml"
+    assert other in message
+    assert encoder_pool("plan", ROOT / other).status in (0, 2)  # 2 where another service has its port
+
+
 def test_all_that_the_host_lacks_is_told_at_once(tmp_path: Path) -> None:
     entry = toy_entry(tmp_path, replica={"cpus": 10_000})
     message = refused("serve", write(tmp_path, toy_document(tmp_path, entry, host="203.0.113.7")))

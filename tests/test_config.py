@@ -199,5 +199,13 @@ def test_a_tower_on_a_gpu_takes_a_whole_one_unless_a_share_is_given(
     assert PoolConfig.model_validate(values).gpus == gpus
 
 
+def test_a_configuration_without_weights_needs_dummy_ones() -> None:
+    values = document()
+    values["model"] |= {"adapter": "grid", "checkpoint": "config:qwen2.5-vl-7b"}
+    assert "set model.load_format dummy (it is safetensors)" in complaint(values)
+    values["model"]["load_format"] = "dummy"
+    assert PoolConfig.model_validate(values).model.load_format == "dummy"
+
+
 def test_a_section_must_be_a_mapping() -> None:
     assert "queue\n  Input should be a valid dictionary" in complaint(document(queue=[1]))

@@ -15,10 +15,12 @@ from tests.serve_schema import ServeDeploySchema
 FOLDER = Path(__file__).parents[1] / "serve_configs"
 FILES = sorted(FOLDER.glob("*.yaml"))
 TWO_CORES = Host(cpus=2.0, free_bytes=8 << 30)
+GPU_HOST = Host(cpus=16.0, free_bytes=64 << 30, gpus=1)
+FITTING = [("demo.yaml", TWO_CORES), ("qwen-tiny.yaml", TWO_CORES), ("qwen.yaml", GPU_HOST)]
 
 
-def test_there_is_a_default() -> None:
-    assert FOLDER / "demo.yaml" in FILES
+def test_every_configuration_is_said_to_fit_a_host() -> None:
+    assert {FOLDER / name for name, _ in FITTING} == set(FILES)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
@@ -38,11 +40,33 @@ def test_a_configuration_has_a_plan(path: Path) -> None:
     for application, plan in zip(service.applications, plan_service(service), strict=True):
         assert plan.config is application.config
         assert plan.sizing.ladder
-        assert plan.weight_bytes > 1 << 20
+        assert (plan.weight_bytes or 0) > 1 << 20
         assert all(0 <= share < 1 for share in plan.padding.values())
 
 
-def test_the_default_runs_on_two_cores() -> None:
-    service = read_service_file(FOLDER / "demo.yaml").with_port(1)
-    fit = [found for found in problems(service, plan_service(service), TWO_CORES) if "port" not in found]
+@pytest.mark.parametrize(("name", "host"), FITTING)
+def test_a_configuration_runs_on_the_host_that_it_is_made_for(name: str, host: Host) -> None:
+    service = read_service_file(FOLDER / name).with_port(1)
+    fit = [found for found in problems(service, plan_service(service), host) if "port" not in found]
     assert not fit
+
+
+def test_a_rung_takes_the_largest_image_of_the_published_processor() -> None:
+    service = read_service_file(FOLDER / "qwen.yaml")
+    (plan,) = plan_service(service)
+    assert plan.sizing.largest_item.out_rows == 12_845_056 // 28**2
+    assert {rung.capacity.longest for rung in plan.sizing.ladder if rung.budget == 16384} == {
+        1024,
+        4096,
+        4 * 16384,
+    }
+
+
+def test_the_tiny_configuration_is_the_other_in_small() -> None:
+    sections = [
+        read_service_file(FOLDER / name).applications[0].config for name in ("qwen.yaml", "qwen-tiny.yaml")
+    ]
+    large, small = (section.model_dump(exclude_unset=True) for section in sections)
+    assert set(small) == set(large)
+    assert set(small["model"]) | {"attention"} == set(large["model"])
+    assert set(small["ladder"]) == set(large["ladder"])

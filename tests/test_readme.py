@@ -1,6 +1,6 @@
 """Every block of the README, run as it stands but for the port.
 
-`make serve` is what the `demo` fixture runs.
+`make serve` is what the `demo` and `qwen_tiny` fixtures run.
 """
 
 from __future__ import annotations
@@ -33,13 +33,23 @@ MAKE = [block.code.strip() for block in BLOCKS if block.code.startswith("make ")
 
 
 def test_the_readme_has_the_blocks_that_a_newcomer_needs() -> None:
-    assert MAKE == ["make demo", "make test", "make serve"]
+    assert MAKE == [
+        "make demo",
+        "make test",
+        "make serve",
+        "make serve CONFIG=serve_configs/qwen-tiny.yaml",
+        "make serve CONFIG=serve_configs/qwen.yaml",
+    ]
     assert {block.language for block in BLOCKS} == {"bash", "python"}
 
 
 @pytest.mark.parametrize("block", ON_SERVICE, ids=lambda block: block.code.split("\n")[0][:40])
-def test_a_block_runs_against_the_service(block: Block, demo: Service, tmp_path: Path) -> None:
-    code = block.code.replace("http://127.0.0.1:8000", f"http://127.0.0.1:{demo.port}")
+def test_a_block_runs_against_the_service(
+    block: Block, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    is_at_root = re.search(r":8000/(v1|info)", block.code)
+    service: Service = request.getfixturevalue("qwen_tiny" if is_at_root else "demo")
+    code = block.code.replace("http://127.0.0.1:8000", service.root)
     code = code.replace(".venv/bin/", f"{Path(sys.executable).parent}/")
     code = code.replace("-o cat.safetensors", f"-o {tmp_path}/cat.safetensors")
     shell = [sys.executable, "-c", code] if block.language == "python" else ["bash", "-euc", code]

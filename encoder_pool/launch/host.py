@@ -68,7 +68,8 @@ def _too_few_gpus(needed: float, there: int) -> str:
         return f"{reserved}; this host has {there}"
     return (
         f"{reserved}; this host has none that its NVIDIA driver shows (CUDA_VISIBLE_DEVICES included). Start "
-        "it where there is a GPU, or serve a file with model.device cpu, such as serve_configs/demo.yaml"
+        "it where there is a GPU, or serve a file with model.device cpu: serve_configs/qwen-tiny.yaml is "
+        "serve_configs/qwen.yaml in small"
     )
 
 

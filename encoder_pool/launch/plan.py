@@ -16,7 +16,7 @@ from encoder_pool.launch.errors import ConfigError
 from encoder_pool.launch.file import ServiceFile
 from encoder_pool.launch.weight_files import check_weight_files
 from encoder_pool.pool.sizing import Sizing, size_pool
-from encoder_pool.towers.adapter import BUILTIN, Adapter, adapter_class
+from encoder_pool.towers.adapter import BUILTIN, Adapter, CountsWeights, adapter_class
 from encoder_pool.weights import Progress, ensure
 from encoder_pool.weights.progress import silent
 
@@ -32,13 +32,16 @@ MAX_SIZES = 64
 class PoolPlan:
     """Sizes of one application: per worker unless it says otherwise.
 
-    padding  per number of waiting items of mixed sizes, the share of rows that is computed for nobody
+    weight_bytes  of the tower, where it computes; None if only loading tells
+    static_bytes  inputs and rows of the largest rung, which all rungs share; metadata comes on top
+    padding       per number of waiting items of mixed sizes, the share of rows that is computed for nobody
     """
 
     config: PoolConfig
     unit: str
     sizing: Sizing
-    weight_bytes: int
+    weight_bytes: int | None
+    static_bytes: int
     padding: dict[int, float]
 
     @property
@@ -58,8 +61,11 @@ class PoolPlan:
 
     @property
     def host_bytes(self) -> int:
-        """Host memory of all rings and weights together; weights pass through it on their way to a GPU."""
-        return self.num_replicas * (self.sizing.ring_bytes + self.weight_bytes)
+        """Host memory of all rings and weights together; those of files pass through it also to a GPU."""
+        model = self.config.model
+        is_made_on_gpu = model.device == "cuda" and model.load_format == "dummy"
+        weights = 0 if is_made_on_gpu else self.weight_bytes or 0
+        return self.num_replicas * (self.sizing.ring_bytes + weights)
 
 
 def reserved_cpus(config: PoolConfig) -> float:
@@ -81,17 +87,21 @@ def plan_service(service: ServiceFile, progress: Progress = silent) -> list[Pool
 def plan_pool(config: PoolConfig, progress: Progress = silent) -> PoolPlan:
     """The plan of one application; brings built-in weights first. Raises ValueError, naming key or file.
 
-    An adapter of one's own reads its weights as it likes; those of the built-in ones are checked.
+    An adapter of one's own reads its weights as it likes; those of the built-in ones are checked, unless they
+    are dummies, which are in no file.
     """
     checkpoint = ensure(config.model.checkpoint, progress)
     adapter = adapter_class(config.model.adapter)(checkpoint)
     sizing = size_pool(config, adapter)
-    if config.model.adapter in BUILTIN:
+    if config.model.adapter in BUILTIN and config.model.load_format != "dummy":
         check_weight_files(checkpoint)
     padding = {
         depth: expected_padding(sizing, mixed_queues(adapter, sizing, depth)) for depth in QUEUE_DEPTHS
     }
-    return PoolPlan(config, adapter.unit, sizing, _weight_bytes(checkpoint), padding)
+    top, itemsize = sizing.ladder[-1].capacity, config.model.dtype.storage.itemsize
+    static_bytes = adapter.input_bytes(top) + top.out_rows * adapter.width * itemsize
+    weight_bytes = _weight_bytes(adapter, checkpoint, itemsize)
+    return PoolPlan(config, adapter.unit, sizing, weight_bytes, static_bytes, padding)
 
 
 def mixed_queues(adapter: Adapter, sizing: Sizing, depth: int) -> list[list[Cost]]:
@@ -128,5 +138,8 @@ def _held(pack: Pack, queue: Sequence[Cost], sizing: Sizing) -> Cost:
     return sizing.ladder[pack.rung].capacity
 
 
-def _weight_bytes(checkpoint: Path) -> int:
-    return sum(file.stat().st_size for file in checkpoint.glob("*.safetensors"))
+def _weight_bytes(adapter: Adapter, checkpoint: Path, itemsize: int) -> int | None:
+    """What the adapter counts; else the size of the files, if there are any."""
+    if isinstance(adapter, CountsWeights):
+        return adapter.num_weights * itemsize
+    return sum(file.stat().st_size for file in checkpoint.glob("*.safetensors")) or None

@@ -44,22 +44,39 @@ def plan_table(name: str, plan: PoolPlan) -> Table:
     """The ladder of one application and what it takes."""
     sizing = plan.sizing
     table = Table(title=f"{name}: {plan.config.model.name}", title_justify="left", caption_justify="left")
-    for heading in (f"budget ({plan.unit})", "tokens", "patch rows", "sequences", "windows"):
+    for heading in (f"budget ({plan.unit})", "tokens", "patch rows", "sequences", "windows", "longest"):
         table.add_column(heading, justify="right")
     for rung in sizing.ladder:
         held = rung.capacity
-        numbers = (rung.budget, held.out_rows, held.patch_rows, held.sequences, held.windows)
+        numbers = (rung.budget, held.out_rows, held.patch_rows, held.sequences, held.windows, held.longest)
         table.add_row(*(f"{number}" for number in numbers))
     padding = ", ".join(f"{depth}: {share:.0%}" for depth, share in plan.padding.items())
     table.caption = (
         f"largest item {sizing.largest_item.out_rows} tokens; "
         f"per worker: ring {sizing.ring_bytes / MIB:.1f} MiB "
-        f"in {sizing.slots} slots, weights {plan.weight_bytes / MIB:.1f} MiB\n"
+        f"in {sizing.slots} slots, weights {_mebibytes(plan.weight_bytes)}\n"
+        f"{_gpu_line(plan)}"
         f"{plan.num_replicas} replica(s), {plan.cpus:g} CPUs\n"
         f"padding by number of waiting items, drawn evenly from 1 to "
         f"{sizing.ladder[-1].budget} {plan.unit}: {padding}"
     )
     return table
+
+
+def _mebibytes(num_bytes: int | None) -> str:
+    return "known once loaded" if num_bytes is None else f"{num_bytes / MIB:.1f} MiB"
+
+
+def _gpu_line(plan: PoolPlan) -> str:
+    """What a worker takes of its GPU, as far as that is known."""
+    if plan.config.model.device == "cpu":
+        return ""
+    return (
+        f"on its GPU ({plan.config.gpus:g}): weights {_mebibytes(plan.weight_bytes)}, "
+        f"staging {_mebibytes(plan.sizing.ring_bytes)}, inputs and rows of the rungs "
+        f"{_mebibytes(plan.static_bytes)}; what the graphs and kernels need beside them is known after "
+        "capture (/info, workers)\n"
+    )
 
 
 @dataclass(frozen=True, slots=True)

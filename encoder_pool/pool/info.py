@@ -6,6 +6,8 @@ from dataclasses import asdict
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from encoder_pool.pool.messages import ShardMemory
+
 if TYPE_CHECKING:
     from encoder_pool.pool.pool import Pool
 
@@ -56,8 +58,22 @@ def _ladder(pool: Pool) -> dict[str, Any]:
 
 def _workers(pool: Pool) -> list[dict[str, Any]]:
     worker = pool.worker
-    ring = {"slots": pool.sizing.slots, "bytes": pool.sizing.ring_bytes}
-    return [{"state": worker.state, "pid": worker.report.pid, "restarts": worker.restarts, "ring": ring}]
+    return [
+        {
+            "state": worker.state,
+            "pid": worker.report.pid,
+            "restarts": worker.restarts,
+            "ring": {"slots": pool.sizing.slots, "bytes": pool.sizing.ring_bytes},
+            **memory_entries(worker.report.memory),
+        }
+    ]
+
+
+def memory_entries(memory: ShardMemory) -> dict[str, Any]:
+    """What the shard takes of the host and, where it has one, of the GPU, which is named then."""
+    values = asdict(memory)
+    gpu = values.pop("gpu")
+    return values | (gpu or {})
 
 
 def _held(pool: Pool) -> dict[str, int]:

@@ -60,11 +60,47 @@ class PackReply:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuMemory:
+    """Memory of a shard's GPU once it is captured, in bytes.
+
+    device                    name of the GPU
+    allocated_bytes           what the shard's tensors take there
+    pool_bytes                what the graphs have for what they compute in between
+    rung_bytes                what each rung, ascending, added to that
+    total_bytes, free_bytes   of the whole GPU, whoever uses it
+    """
+
+    device: str
+    allocated_bytes: int
+    pool_bytes: int
+    rung_bytes: tuple[int, ...]
+    total_bytes: int
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShardMemory:
+    """What a shard takes, in bytes.
+
+    weights_bytes   of the tower, where it computes; None if the tower does not say
+    peak_rss_bytes  the most that its process had of the host until the weights were loaded
+    static_bytes    inputs and metadata of the captured shapes
+    gpu             None on a CPU
+    """
+
+    weights_bytes: int | None
+    peak_rss_bytes: int
+    static_bytes: int
+    gpu: GpuMemory | None
+
+
+@dataclass(frozen=True, slots=True)
 class ShardReport:
     """What a shard found out while capturing. The ladder lacks the rungs that failed to capture."""
 
     ladder: tuple[Rung, ...]
     table: CostTable
+    memory: ShardMemory
     pid: int
 
 

@@ -23,15 +23,25 @@ import numpy as np
 from encoder_pool.config import PoolConfig
 from encoder_pool.core import Rung
 from encoder_pool.graphs.counters import Counters
-from encoder_pool.pool.messages import ItemLayout, PackReply, PackRequest, Phase, ShardReport, ShardStatus
+from encoder_pool.pool.messages import (
+    GpuMemory,
+    ItemLayout,
+    PackReply,
+    PackRequest,
+    Phase,
+    ShardMemory,
+    ShardReport,
+    ShardStatus,
+)
 from encoder_pool.pool.own_thread import OwnThread
 from encoder_pool.pool.ring import Ring, RingAddress
-from encoder_pool.towers.adapter import StagedItem, adapter_class
+from encoder_pool.towers.adapter import KnowsItsWeights, StagedItem, adapter_class
 
 if TYPE_CHECKING:
     import torch
 
-    from encoder_pool.graphs.runner import Runner
+    from encoder_pool.graphs.cuda import CudaRunner
+    from encoder_pool.graphs.runner import LadderRunner
     from encoder_pool.graphs.staging import HostSlot, Pending, Staging
     from encoder_pool.towers.adapter import Tower
 
@@ -56,8 +66,9 @@ class Shard:
         self._thread = OwnThread("tower")
         self._busy = _BusyTime()
         self._width: int
+        self._peak_rss_bytes: int
         self._tower: Tower
-        self._runner: Runner
+        self._runner: LadderRunner
         self._staging: Staging
 
     def load(self) -> None:
@@ -102,6 +113,7 @@ class Shard:
         adapter = adapter_class(self._config.model.adapter)(self._checkpoint)
         self._width = adapter.width
         self._tower = adapter.load(self._config.model)
+        self._peak_rss_bytes = _peak_rss_bytes()
 
     def _capture(self) -> ShardReport:
         from encoder_pool.graphs.measure import measure
@@ -112,9 +124,16 @@ class Shard:
         with self._staging.stream():
             table = measure(self._runner, self._tower, clock)
         self._phase, self._fraction = Phase.SERVE, 1.0
-        return ShardReport(self._runner.ladder, table, os.getpid())
+        return ShardReport(self._runner.ladder, table, self._memory(), os.getpid())
 
-    def _on_device(self) -> tuple[Runner, Staging, Callable[[], float]]:
+    def _memory(self) -> ShardMemory:
+        from encoder_pool.graphs.cuda import CudaRunner
+
+        weights = self._tower.weights_bytes if isinstance(self._tower, KnowsItsWeights) else None
+        gpu = _gpu_memory(self._runner) if isinstance(self._runner, CudaRunner) else None
+        return ShardMemory(weights, self._peak_rss_bytes, self._runner.static_bytes, gpu)
+
+    def _on_device(self) -> tuple[LadderRunner, Staging, Callable[[], float]]:
         """Runner, staging, and the clock that measures it."""
         import torch
 
@@ -181,6 +200,26 @@ class _BusyTime:
             if not self._open:
                 return 0.0
             return time.perf_counter() - max(self._open[0], self._last_end)
+
+
+def _peak_rss_bytes() -> int:
+    """The most memory this process has had. Not `ru_maxrss`, which begins with what the parent had."""
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line)
+    return int(line.split()[1]) * 1024
+
+
+def _gpu_memory(runner: CudaRunner) -> GpuMemory:
+    import torch
+
+    free, total = torch.cuda.mem_get_info(runner.device)
+    return GpuMemory(
+        device=torch.cuda.get_device_name(runner.device),
+        allocated_bytes=torch.cuda.memory_allocated(runner.device),
+        pool_bytes=runner.pool_bytes,
+        rung_bytes=runner.rung_bytes,
+        total_bytes=total,
+        free_bytes=free,
+    )
 
 
 def _host_slots(ring: Ring) -> list[HostSlot]:

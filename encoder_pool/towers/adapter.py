@@ -13,7 +13,7 @@ import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from encoder_pool.config import LimitsConfig, ModelConfig
 from encoder_pool.core import Cost, Grid, Media, Modality, Part, PreparedItem
@@ -62,6 +62,14 @@ class Adapter(Protocol):
         ...
 
 
+@runtime_checkable
+class CountsWeights(Protocol):
+    """An adapter that knows what `load` will bring to the device. Others are planned by their files' size."""
+
+    num_weights: int
+    """Numbers in all weights of the tower."""
+
+
 @dataclass(frozen=True, slots=True)
 class StagedItem:
     """A prepared item as the shard sees it: its array as a tensor on the tower's device, and its grid."""
@@ -105,6 +113,16 @@ class Tower(Protocol):
 
     def fill(self, capacity: Cost) -> tuple[Grid, ...]:
         """Grids of synthetic items that together use a rung of this capacity up, for its warm-up."""
+        ...
+
+
+@runtime_checkable
+class KnowsItsWeights(Protocol):
+    """A tower that says what its weights take, for `/info`. Others leave that open."""
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of its weights, on the device."""
         ...
 
 

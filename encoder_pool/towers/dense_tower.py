@@ -10,10 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
+from torch import nn
 
 from encoder_pool.core import Cost, Grid
 from encoder_pool.towers.adapter import InputSpec, Metadata, StagedItem
 from encoder_pool.towers.dense import SequenceShape
+from encoder_pool.towers.loading import bytes_of
 
 
 class DenseTower:
@@ -32,6 +34,11 @@ class DenseTower:
         self._key = key
         self.encode = encode
         self._grid = grid
+
+    @property
+    def weights_bytes(self) -> int:
+        """See KnowsItsWeights."""
+        return bytes_of(self.encode) if isinstance(self.encode, nn.Module) else 0
 
     def stage(self, items: Sequence[StagedItem]) -> Mapping[str, torch.Tensor]:
         """The items' sequences, one after the other."""

@@ -110,5 +110,5 @@ class Dinov2Adapter(DenseAdapter):
         from encoder_pool.towers.dinov2_tower import PixelEncoder
 
         patches = self.sequence.patch_rows
-        encoder = PixelEncoder(self._checkpoint, self._processor, patches, model.device, model.dtype)
+        encoder = PixelEncoder(self._checkpoint, self._processor, patches, model)
         return DenseTower("pixels", self.sequence, encoder, self._grid)

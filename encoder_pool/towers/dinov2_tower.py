@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import Dinov2Model
 
-from encoder_pool.core import DType
+from encoder_pool.config import ModelConfig
 from encoder_pool.towers.dinov2 import CropSize, ImageProcessorConfig
 from encoder_pool.towers.loading import load_model
 
@@ -44,11 +44,11 @@ class PixelEncoder(nn.Module):
     """(B, H, W, 3) uint8 -> (B, 1 + patches, hidden_size). Raises ValueError if the weights do not fit."""
 
     def __init__(
-        self, checkpoint: Path, processor: ImageProcessorConfig, patches: int, device: str, dtype: DType
+        self, checkpoint: Path, processor: ImageProcessorConfig, patches: int, model: ModelConfig
     ) -> None:
         super().__init__()
-        self.normalise = Normalise(processor, device)
-        self.model = load_model(Dinov2Model, checkpoint, device, dtype)
+        self.normalise = Normalise(processor, model.device)
+        self.model = load_model(Dinov2Model, checkpoint, model)
         _interpolate_positions_once(self.model, processor.crop_size, patches)
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """The families of grid towers, as data: where each lies in transformers and in a checkpoint, how it counts.
 
-A family is a config.json to read the geometry from, the stock classes to build, and the names that its
-weights have in the checkpoint of the whole model. A new family is an entry here. Imports no torch.
+A family is a config.json to read the geometry from, the rules of its processors, the stock classes to build,
+and the names that its weights have in the checkpoint of the whole model. A new family is an entry here.
+Imports no torch.
 
 Sources: the configuration_*.py of each model in transformers 5.17 and 5.24, from which the defaults are.
 """
@@ -18,6 +19,8 @@ from pydantic import NonNegativeInt, PositiveInt
 from encoder_pool.core import Part
 from encoder_pool.towers.checkpoint import CheckpointFile, read
 from encoder_pool.towers.grid_geometry import Geometry
+from encoder_pool.towers.grid_rules import KimiRules, Qwen2Rules, Qwen3Rules, Rules
+from encoder_pool.towers.grid_weights import block, linear, merger
 
 
 class ModelType(CheckpointFile):
@@ -33,9 +36,20 @@ class QwenVision(CheckpointFile):
     spatial_merge_size: PositiveInt = 2
     temporal_patch_size: PositiveInt = 2
     in_channels: Literal[3] = 3
+    depth: PositiveInt = 32
     out_hidden_size: PositiveInt = 3584
     window_size: NonNegativeInt = 0
     deepstack_visual_indexes: tuple[int, ...] = ()
+
+    @property
+    def unit(self) -> int:
+        """Patches of a unit."""
+        return self.spatial_merge_size**2
+
+    @property
+    def patch_values(self) -> int:
+        """Values of a patch."""
+        return self.in_channels * self.temporal_patch_size * self.patch_size**2
 
     @property
     def geometry(self) -> Geometry:
@@ -58,23 +72,59 @@ class Qwen2Vision(QwenVision):
     """`vision_config` of Qwen2-VL, whose `hidden_size` is that of the language model."""
 
     hidden_size: PositiveInt = 3584
+    embed_dim: PositiveInt = 1280
+    mlp_ratio: PositiveInt = 4
 
     @property
     def geometry(self) -> Geometry:
         """That of the others."""
         return QwenVision(**{**self.model_dump(), "out_hidden_size": self.hidden_size}).geometry
 
+    @property
+    def num_weights(self) -> int:
+        """Weights of the tower."""
+        columns, inner = self.embed_dim, self.embed_dim * self.mlp_ratio
+        blocks = self.depth * block(columns, inner)
+        return (
+            self.patch_values * columns + blocks + merger(self.unit * columns, self.hidden_size, 2 * columns)
+        )
+
 
 class Qwen25Vision(QwenVision):
     """`vision_config` of Qwen2.5-VL."""
 
     window_size: NonNegativeInt = 112
+    hidden_size: PositiveInt = 3584
+    intermediate_size: PositiveInt = 3420
+
+    @property
+    def num_weights(self) -> int:
+        """Weights of the tower."""
+        columns = self.hidden_size
+        blocks = self.depth * block(columns, self.intermediate_size, products=3, norm=1)
+        return (
+            self.patch_values * columns + blocks + merger(self.unit * columns, self.out_hidden_size, columns)
+        )
 
 
 class Qwen3Vision(QwenVision):
     """`vision_config` of Qwen3.5."""
 
+    depth: PositiveInt = 27
     patch_size: PositiveInt = 16
+    hidden_size: PositiveInt = 1152
+    intermediate_size: PositiveInt = 4304
+    num_position_embeddings: PositiveInt = 2304
+
+    @property
+    def num_weights(self) -> int:
+        """Weights of the tower."""
+        columns, merged = self.hidden_size, self.unit * self.hidden_size
+        table = self.num_position_embeddings * columns
+        blocks = self.depth * block(columns, self.intermediate_size)
+        levels = len(self.deepstack_visual_indexes) * merger(merged, self.out_hidden_size, 2 * merged)
+        last = merger(merged, self.out_hidden_size, 2 * columns)
+        return linear(self.patch_values, columns) + table + blocks + levels + last
 
 
 class Qwen3VLVision(Qwen3Vision):
@@ -86,12 +136,17 @@ class Qwen3VLVision(Qwen3Vision):
 class QwenConfig(CheckpointFile):
     """config.json of a Qwen model. Subclasses name the family's vision_config."""
 
-    vision_config: QwenVision
+    vision_config: Qwen2Vision | Qwen25Vision | Qwen3Vision
 
     @property
     def geometry(self) -> Geometry:
         """The tower's geometry."""
         return self.vision_config.geometry
+
+    @property
+    def num_weights(self) -> int:
+        """Weights of the tower."""
+        return self.vision_config.num_weights
 
 
 class Qwen2Config(QwenConfig):
@@ -123,7 +178,12 @@ class KimiVision(CheckpointFile):
 
     patch_size: PositiveInt = 14
     merge_kernel_size: tuple[Literal[2], Literal[2]] = (2, 2)
+    pos_emb_height: PositiveInt = 64
+    pos_emb_width: PositiveInt = 64
     pos_emb_time: PositiveInt = 4
+    num_hidden_layers: PositiveInt = 27
+    hidden_size: PositiveInt = 1152
+    intermediate_size: PositiveInt = 4304
 
 
 class KimiText(CheckpointFile):
@@ -158,12 +218,24 @@ class KimiConfig(CheckpointFile):
             parts=(Part("projector", self.text_config.hidden_size),),
         )
 
+    @property
+    def num_weights(self) -> int:
+        """Weights of the tower, its last norm, and the projector."""
+        vision = self.vision_config
+        columns, unit = vision.hidden_size, vision.merge_kernel_size[0] ** 2
+        embedding = linear(3 * vision.patch_size**2, columns)
+        table = vision.pos_emb_height * vision.pos_emb_width * columns
+        blocks = vision.num_hidden_layers * block(columns, vision.intermediate_size)
+        projector = merger(unit * columns, self.text_config.hidden_size, 2 * columns)
+        return embedding + table + blocks + 2 * columns + projector
+
 
 @dataclass(frozen=True, slots=True)
 class Family:
     """One family.
 
     config      what config.json must say
+    rules       what the processors do
     module      the transformers module of the classes below
     base        the family's PreTrainedModel
     tower       attribute of the whole model, and the class behind it; built from the vision_config
@@ -174,6 +246,7 @@ class Family:
     """
 
     config: type[QwenConfig] | type[KimiConfig]
+    rules: type[Rules]
     module: str
     base: str
     tower: tuple[str, str]
@@ -183,24 +256,34 @@ class Family:
     converted: str | None
 
 
-def _qwen(model: str, config: type[QwenConfig], base: str, tower: str) -> Family:
-    module = f"transformers.models.{model}.modeling_{model}"
+def _qwen(model: str, config: type[QwenConfig], rules: type[Rules], base: str, tower: str) -> Family:
     return Family(
-        config, module, base, ("visual", tower), None, r"^(?:model\.)?visual\.", "model.visual.", None
+        config,
+        rules,
+        f"transformers.models.{model}.modeling_{model}",
+        f"{base}PreTrainedModel",
+        ("visual", tower),
+        None,
+        r"^(?:model\.)?visual\.",
+        "model.visual.",
+        None,
     )
 
 
 FAMILIES: Mapping[str, Family] = {
     "qwen2_vl": _qwen(
-        "qwen2_vl", Qwen2Config, "Qwen2VLPreTrainedModel", "Qwen2VisionTransformerPretrainedModel"
+        "qwen2_vl", Qwen2Config, Qwen2Rules, "Qwen2VL", "Qwen2VisionTransformerPretrainedModel"
     ),
     "qwen2_5_vl": _qwen(
-        "qwen2_5_vl", Qwen25Config, "Qwen2_5_VLPreTrainedModel", "Qwen2_5_VisionTransformerPretrainedModel"
+        "qwen2_5_vl", Qwen25Config, Qwen2Rules, "Qwen2_5_VL", "Qwen2_5_VisionTransformerPretrainedModel"
     ),
-    "qwen3_vl": _qwen("qwen3_vl", Qwen3VLConfig, "Qwen3VLPreTrainedModel", "Qwen3VLVisionModel"),
-    "qwen3_5": _qwen("qwen3_5", Qwen35Config, "Qwen3_5PreTrainedModel", "Qwen3_5VisionModel"),
+    "qwen3_vl": _qwen("qwen3_vl", Qwen3VLConfig, Qwen3Rules, "Qwen3VL", "Qwen3VLVisionModel"),
+    "qwen3_vl_moe": _qwen("qwen3_vl_moe", Qwen3VLConfig, Qwen3Rules, "Qwen3VLMoe", "Qwen3VLMoeVisionModel"),
+    "qwen3_5": _qwen("qwen3_5", Qwen35Config, Qwen3Rules, "Qwen3_5", "Qwen3_5VisionModel"),
+    "qwen3_5_moe": _qwen("qwen3_5_moe", Qwen35Config, Qwen3Rules, "Qwen3_5Moe", "Qwen3_5MoeVisionModel"),
     "kimi_k25": Family(
         KimiConfig,
+        KimiRules,
         "transformers.models.kimi_k25.modeling_kimi_k25",
         "Kimi_K25PreTrainedModel",
         ("vision_tower", "Kimi_K25VisionModel"),
@@ -212,11 +295,8 @@ FAMILIES: Mapping[str, Family] = {
 }
 
 
-def family_of(checkpoint: Path) -> tuple[Family, Geometry]:
-    """The family that config.json names, and the geometry it gives.
-
-    Raises ValueError if the family is unknown or a key is missing or not what the family needs.
-    """
+def named_family(checkpoint: Path) -> Family:
+    """The family that config.json names. Raises ValueError if it is unknown, with the known ones."""
     model_type = read(checkpoint, "config.json", ModelType).model_type
     family = FAMILIES.get(model_type)
     if family is None:
@@ -225,4 +305,18 @@ def family_of(checkpoint: Path) -> tuple[Family, Geometry]:
             f"model.checkpoint: {checkpoint / 'config.json'} has model_type '{model_type}'; "
             f"grid towers are {known}"
         )
+    return family
+
+
+def family_of(checkpoint: Path) -> tuple[Family, Geometry]:
+    """The family that config.json names, and the geometry it gives.
+
+    Raises ValueError if the family is unknown or a key is missing or not what the family needs.
+    """
+    family = named_family(checkpoint)
     return family, read(checkpoint, "config.json", family.config).geometry
+
+
+def num_weights(checkpoint: Path) -> int:
+    """Weights of the tower and projector that config.json describes. Raises as `family_of`."""
+    return read(checkpoint, "config.json", named_family(checkpoint).config).num_weights

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from encoder_pool.config import LimitsConfig, ModelConfig
 from encoder_pool.core import Cost, Grid, Media, Modality, PreparedItem
 from encoder_pool.media.source import digest
-from encoder_pool.towers.families import family_of
+from encoder_pool.towers.families import family_of, num_weights
 from encoder_pool.towers.grid_processing import GridProcessor
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ class GridAdapter:
         self._processor = GridProcessor(checkpoint)
         self._checkpoint = checkpoint
         self._check_match()
+        self.num_weights = num_weights(checkpoint)
         self.width = self._geometry.width
         self.parts = self._geometry.parts if len(self._geometry.parts) > 1 else ()
 
@@ -69,10 +70,12 @@ class GridAdapter:
 
     def load(self, model: ModelConfig) -> Tower:
         """The stock tower and projector behind the normalisation. ValueError if the weights do not fit."""
+        from encoder_pool.towers.flat_patches import flatten_patch_embedding
         from encoder_pool.towers.grid_loading import load_encoder
         from encoder_pool.towers.grid_tower import GridTower
 
-        encoder = load_encoder(self._family, self._checkpoint, model.device, model.dtype)
+        encoder = load_encoder(self._family, self._checkpoint, model)
+        flatten_patch_embedding(encoder.tower)
         return GridTower(encoder, self._geometry, self._processor.normalisation, model.device, model.dtype)
 
     def _check_match(self) -> None:

@@ -1,9 +1,10 @@
-"""Loads the tower and projector of a family alone, out of the checkpoint of the whole model.
+"""Loads the stock tower and projector of a family alone, out of the checkpoint of the whole model.
 
 The index of the checkpoint says which file holds which tensor; only files that hold a tensor of the tower
 are opened, and only those tensors are read. The stock classes are put into an otherwise empty model of the
 family, so that transformers' own conversions of published layouts apply; a tensor that is missing, left
-over or of another shape is an error. Never reads from the network and never unpickles.
+over or of another shape is an error. Never reads from the network and never unpickles. Dummy weights need no
+file but config.json.
 """
 
 from __future__ import annotations
@@ -17,18 +18,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from safetensors import SafetensorError, safe_open
 from torch import nn
-from transformers import AutoConfig
 from transformers.conversion_mapping import (
     get_checkpoint_conversion_mapping,
     register_checkpoint_conversion_mapping,
 )
 
-from encoder_pool.core import DType
+from encoder_pool.config import ModelConfig
+from encoder_pool.towers.dummy import build_dummy
 from encoder_pool.towers.families import Family
-from encoder_pool.towers.loading import _quiet, _some
+from encoder_pool.towers.loading import load_exactly, read_config
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -41,48 +41,27 @@ class Encoder(NamedTuple):
     projector: nn.Module | None
 
 
-class FlatPatches(nn.Module):
-    """A patch embedding whose convolution covers the whole patch: one product over flattened patches.
-
-    Exact, but for the order of summation; the convolution it replaces is many times slower.
-    """
-
-    def __init__(self, convolution: nn.Conv2d | nn.Conv3d) -> None:
-        super().__init__()
-        # The stock module asks its convolution for `weight.dtype`.
-        self.weight = nn.Parameter(convolution.weight.detach().flatten(1), requires_grad=False)
-        self.bias = convolution.bias
-
-    def forward(self, patches: torch.Tensor) -> torch.Tensor:
-        """(N, ...) of a patch's values -> (N, hidden)."""
-        return F.linear(patches.flatten(1), self.weight, self.bias)
-
-
-def load_encoder(family: Family, folder: Path, device: str, dtype: DType) -> Encoder:
-    """The family's tower and projector, frozen, in evaluation mode.
+def load_encoder(family: Family, folder: Path, model: ModelConfig) -> Encoder:
+    """The family's tower and projector as transformers has them, frozen, in evaluation mode.
 
     Raises ValueError if the checkpoint has no safetensors, a file with weights of the tower cannot be read,
     or a weight is missing, unexpected or of another shape than config.json says.
     """
     kind = _encoder_class(family)
-    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    config = read_config(folder)
     # It describes the language model's weights, and would have the whole model quantised.
     vars(config).pop("quantization_config", None)
-    with _quiet():
-        model, report = kind.from_pretrained(
-            None,
-            config=config,
-            state_dict=_read(family, folder),
-            dtype=getattr(torch, dtype.value),
-            attn_implementation="sdpa",
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
+    if model.load_format == "dummy":
+        whole = build_dummy(kind, config, model)
+    else:
+        weights = _read(family, folder)
+        whole = load_exactly(
+            kind, folder, model, pretrained_model_name_or_path=None, config=config, state_dict=weights
         )
-    _check_fit(report, folder, family.tower[1])
-    parts = model.eval().requires_grad_(False).to(device).model
-    tower = getattr(parts, family.tower[0])
-    tower.patch_embed.proj = FlatPatches(tower.patch_embed.proj)
-    return Encoder(tower, getattr(parts, family.projector[0]) if family.projector else None)
+    parts = whole.model
+    return Encoder(
+        getattr(parts, family.tower[0]), getattr(parts, family.projector[0]) if family.projector else None
+    )
 
 
 def _encoder_class(family: Family) -> Any:
@@ -141,17 +120,6 @@ def _tensors(path: Path, names: Iterable[str]) -> dict[str, torch.Tensor]:
     with _opened(path) as file:
         present = set(file.keys())
         return {name: file.get_tensor(name) for name in names if name in present}
-
-
-def _check_fit(report: Mapping[str, Any], folder: Path, kind: str) -> None:
-    problems = {
-        "lacks the weights": report["missing_keys"],
-        "has the unexpected weights": report["unexpected_keys"],
-        "has weights of another shape than config.json says:": [key[0] for key in report["mismatched_keys"]],
-    }
-    for problem, keys in problems.items():
-        if keys:
-            raise ValueError(f"model.checkpoint {folder} {problem} {_some(keys)} (as {kind})")
 
 
 def _opened(path: Path) -> Any:

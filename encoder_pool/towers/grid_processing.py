@@ -3,8 +3,8 @@
 References, of transformers 5.24: for Qwen's images `Qwen2VLImageProcessorPil`, value for value. Kimi's images
 and all videos have processors on torchvision only; sizes, grids and frames equal theirs, and so do values,
 but for the resize, which is Pillow's here: where a picture is resized some values differ by a few of 255.
-Rescaling, normalising and cutting into patches are the tower's. Knows nothing of families, which are
-`grid_rules`. Imports no torch.
+Rescaling, normalising and cutting into patches are the tower's. What families differ in are `grid_rules`.
+Imports no torch.
 """
 
 from __future__ import annotations
@@ -25,17 +25,10 @@ from encoder_pool.errors import TooLarge, UndecodableMedia, UnsupportedMedia
 from encoder_pool.media.image import decode_image
 from encoder_pool.media.smart_resize import Padded, Size
 from encoder_pool.media.video import Clip, Selection, decode_video
-from encoder_pool.towers.checkpoint import CheckpointFile, read
+from encoder_pool.towers.families import named_family
 from encoder_pool.towers.grid_processor_config import MediaConfig, Rgb
-from encoder_pool.towers.grid_rules import FAMILIES
 
 Pixels = npt.NDArray[np.uint8]
-
-
-class _ModelConfig(CheckpointFile):
-    """What is needed of config.json."""
-
-    model_type: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +67,7 @@ class GridProcessor:
     """
 
     def __init__(self, checkpoint: Path) -> None:
-        model_type = read(checkpoint, "config.json", _ModelConfig).model_type
-        if model_type not in FAMILIES:
-            raise ValueError(
-                f"model.checkpoint: {checkpoint / 'config.json'}: model_type '{model_type}' has no processor "
-                f"here; known: {', '.join(FAMILIES)}"
-            )
-        self._rules = FAMILIES[model_type](checkpoint)
+        self._rules = named_family(checkpoint).rules(checkpoint)
         image, video = self._rules.image, self._rules.video
         _check_equal(image, video)
         self.patch_size = image.patch_size

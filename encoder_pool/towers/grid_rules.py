@@ -1,7 +1,7 @@
 """What families of grid towers differ in before the tower: the size of pictures, and the frames of videos.
 
-`FAMILIES` names the rules of each `model_type`, after the processors that transformers' auto classes choose.
-Knows nothing of files other than the checkpoint's, and nothing of pixels. Imports no torch.
+Rules are named after the processors that transformers' auto classes choose; which family has which is said in
+`families`. Knows nothing of files other than the checkpoint's, and nothing of pixels. Imports no torch.
 """
 
 from __future__ import annotations
@@ -152,19 +152,6 @@ class KimiRules:
     def sample(self, clip: Clip) -> Indices:
         """See `Rules`."""
         return kimi_frames(clip.frames, clip.frame_rate, self.video.fps)
-
-
-FAMILIES: dict[str, type[Rules]] = {
-    "qwen2_vl": Qwen2Rules,
-    "qwen2_5_vl": Qwen2Rules,
-    "qwen2_5_omni": Qwen2Rules,
-    "qwen3_omni_moe": Qwen2Rules,
-    "qwen3_vl": Qwen3Rules,
-    "qwen3_vl_moe": Qwen3Rules,
-    "qwen3_5": Qwen3Rules,
-    "qwen3_5_moe": Qwen3Rules,
-    "kimi_k25": KimiRules,
-}
 
 
 def _frames_per_row(image: MediaConfig, video: MediaConfig) -> int:

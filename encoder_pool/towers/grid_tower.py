@@ -21,6 +21,7 @@ from encoder_pool.towers.grid_geometry import Geometry
 from encoder_pool.towers.grid_loading import Encoder
 from encoder_pool.towers.grid_metadata import GridMetadata
 from encoder_pool.towers.grid_processing import Normalisation
+from encoder_pool.towers.loading import bytes_of
 
 
 class GridTower:
@@ -53,6 +54,11 @@ class GridTower:
         self._has_stock_mean = hasattr(encoder.tower, "temporal_merge")
         self._first_row = torch.zeros(1, 1, 1, dtype=torch.int64, device=device)
         attention.use(encoder.tower, kernel)
+
+    @property
+    def weights_bytes(self) -> int:
+        """See KnowsItsWeights."""
+        return bytes_of(*(part for part in self.encoder if part is not None))
 
     def stage(self, items: Sequence[StagedItem]) -> Mapping[str, torch.Tensor]:
         """(P, V) patches of the items' uint8 (frames, height, width, 3) arrays.

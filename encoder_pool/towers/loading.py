@@ -1,7 +1,7 @@
 """Loads a stock transformers model from a local checkpoint, and refuses anything but an exact fit.
 
-transformers fills missing weights with random numbers and only logs it; here that is an error. Never
-reads from the network and never unpickles: weights are safetensors.
+transformers fills missing weights with random numbers and only logs it; here that is an error, unless dummy
+weights are asked for. Never reads from the network and never unpickles: weights are safetensors.
 """
 
 from __future__ import annotations
@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
+from transformers import AutoConfig
 from transformers.utils import logging
 
-from encoder_pool.core import DType
+from encoder_pool.config import ModelConfig
+from encoder_pool.towers.dummy import build_dummy
 
 _SHOWN = 3
 
@@ -34,26 +36,49 @@ class Part(NamedTuple):
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def load_model(kind: type[Model], folder: Path, device: str, dtype: DType, part: Part | None = None) -> Model:
+def load_model(kind: type[Model], folder: Path, model: ModelConfig, part: Part | None = None) -> Model:
     """The model of this class, frozen, in evaluation mode, out of its own or a whole model's checkpoint.
 
     Raises ValueError if the folder has no safetensors, or if a weight is missing, unexpected or of
     another shape.
     """
+    if model.load_format == "dummy":
+        return build_dummy(kind, read_config(folder), model)
     if not any(folder.glob("model*.safetensors")):
         raise ValueError(f"model.checkpoint has no model.safetensors: {folder}")
+    return load_exactly(
+        kind,
+        folder,
+        model,
+        ignored=() if part is None else part.ignored,
+        pretrained_model_name_or_path=folder,
+        local_files_only=True,
+        use_safetensors=True,
+        key_mapping=None if part is None else {f"^{part.prefix}": ""},
+    )
+
+
+def read_config(folder: Path) -> Any:
+    """The stock configuration of a checkpoint."""
+    return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+
+
+def load_exactly(
+    kind: type[Model], folder: Path, model: ModelConfig, ignored: tuple[str, ...] = (), **source: Any
+) -> Model:
+    """What the class's own `from_pretrained` makes of the source, frozen, in evaluation mode.
+
+    Raises ValueError, naming the folder, if a weight is missing, of another shape, or unexpected (unless its
+    name begins with one of the ignored).
+    """
     with _quiet():
-        model, report = kind.from_pretrained(  # type: ignore[attr-defined]
-            folder,
-            dtype=getattr(torch, dtype.value),
+        loaded, report = kind.from_pretrained(  # type: ignore[attr-defined]
+            dtype=getattr(torch, model.dtype.value),
             attn_implementation="sdpa",
-            local_files_only=True,
-            use_safetensors=True,
-            key_mapping=None if part is None else {f"^{part.prefix}": ""},
             ignore_mismatched_sizes=True,
             output_loading_info=True,
+            **source,
         )
-    ignored = () if part is None else part.ignored
     problems = {
         "lacks the weights": report["missing_keys"],
         "has the unexpected weights": [k for k in report["unexpected_keys"] if not k.startswith(ignored)],
@@ -62,8 +87,13 @@ def load_model(kind: type[Model], folder: Path, device: str, dtype: DType, part:
     for problem, keys in problems.items():
         if keys:
             raise ValueError(f"model.checkpoint {folder} {problem} {_some(keys)} (as {kind.__name__})")
-    loaded: Model = model.eval().requires_grad_(False).to(device)
-    return loaded
+    frozen: Model = loaded.eval().requires_grad_(False).to(model.device)
+    return frozen
+
+
+def bytes_of(*modules: nn.Module) -> int:
+    """Bytes of the weights and buffers of modules that share none."""
+    return sum(tensor.nbytes for module in modules for tensor in (*module.parameters(), *module.buffers()))
 
 
 @contextmanager

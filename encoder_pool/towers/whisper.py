@@ -106,7 +106,7 @@ class WhisperAdapter(DenseAdapter):
         from encoder_pool.towers.dense_tower import DenseTower
         from encoder_pool.towers.whisper_tower import SampleEncoder
 
-        encoder = SampleEncoder(self._checkpoint, self._extractor, model.device, model.dtype)
+        encoder = SampleEncoder(self._checkpoint, self._extractor, model)
         return DenseTower("samples", self.sequence, encoder, Grid(1, 1, self.sequence.out_rows))
 
 

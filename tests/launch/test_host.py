@@ -100,7 +100,7 @@ def test_without_a_gpu_a_cuda_tower_is_refused_with_what_to_do(tmp_path: Path) -
         "reserve 1 GPUs (shard.gpus",
         "this host has none",
         "model.device cpu",
-        "serve_configs/demo.yaml",
+        "serve_configs/qwen-tiny.yaml",
     ):
         assert part in problem
     assert found(service, replace(AMPLE, gpus=1)) == []

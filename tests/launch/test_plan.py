@@ -20,7 +20,9 @@ from encoder_pool.launch.plan import (
 from encoder_pool.pool.sizing import Sizing, size_pool
 from encoder_pool.weights import ensure
 from tests.launch.toy_service import toy_args, toy_document, toy_entry, write
-from tests.toy import ToyAdapter
+from tests.toy import TOKENS, WIDTH, ToyAdapter
+
+TINY_WEIGHTS = 1_335_328
 
 
 def planned(folder: Path, **sections: Any) -> PoolPlan:
@@ -44,6 +46,28 @@ def test_weights_are_all_safetensors_of_the_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "checkpoint" / "model-2.safetensors").write_bytes(bytes(24))
     (tmp_path / "checkpoint" / "other.bin").write_bytes(bytes(1000))
     assert planned(tmp_path).weight_bytes == 1024
+
+
+def test_weights_of_a_grid_tower_are_counted_without_reading_them(tmp_path: Path) -> None:
+    model = {"adapter": "grid", "checkpoint": "config:qwen2.5-vl-tiny", "load_format": "dummy"}
+    assert planned(tmp_path, model=model).weight_bytes == 4 * TINY_WEIGHTS
+    assert planned(tmp_path, model={**model, "dtype": "bfloat16"}).weight_bytes == 2 * TINY_WEIGHTS
+
+
+def test_weights_that_are_in_no_file_are_not_made_up(tmp_path: Path) -> None:
+    assert planned(tmp_path).weight_bytes is None
+
+
+def test_weights_that_are_made_on_the_gpu_take_no_host_memory(tmp_path: Path) -> None:
+    model = {"adapter": "grid", "checkpoint": "config:qwen2.5-vl-tiny", "load_format": "dummy"}
+    cpu, gpu = (planned(tmp_path, model={**model, "device": device}) for device in ("cpu", "cuda"))
+    assert cpu.host_bytes == cpu.sizing.ring_bytes + 4 * TINY_WEIGHTS
+    assert gpu.host_bytes == gpu.sizing.ring_bytes
+
+
+def test_static_bytes_are_inputs_and_rows_of_the_largest_rung(tmp_path: Path) -> None:
+    plan = planned(tmp_path, ladder={"min": 1, "max": 4, "eager_max": 9})
+    assert plan.static_bytes == 4 * 2 + 4 * TOKENS * WIDTH * 4
 
 
 def test_cpus_and_memory_are_those_of_all_first_replicas(tmp_path: Path) -> None:
@@ -117,6 +141,17 @@ def test_truncated_weights_of_a_built_in_family_are_refused_by_name(tmp_path: Pa
     path = write(tmp_path, toy_document(tmp_path, entry))
     with pytest.raises(ConfigError, match=r"application 'toys': .*model\.safetensors has 1048576 bytes"):
         plan_service(read_service_file(path))
+
+
+def test_dummy_weights_need_no_files(tmp_path: Path) -> None:
+    model = {"adapter": "grid", "checkpoint": "config:qwen2.5-vl-tiny", "load_format": "dummy"}
+    assert planned(tmp_path, model=model).sizing.ladder
+    (tmp_path / "config.json").write_bytes((ensure("config:qwen2.5-vl-tiny") / "config.json").read_bytes())
+    (tmp_path / "preprocessor_config.json").write_text("{}")
+    model = {**model, "checkpoint": str(tmp_path)}
+    assert planned(tmp_path, model=model).sizing.ladder
+    with pytest.raises(ValueError, match=r"model\.safetensors: No such file"):
+        planned(tmp_path, model={**model, "load_format": "safetensors"})
 
 
 def test_a_plan_shows_padding_for_short_and_long_queues(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from encoder_pool.config import PoolConfig
 from encoder_pool.launch.plan import plan_pool
-from encoder_pool.launch.show import config_table, plan_table, progress_bar
+from encoder_pool.launch.show import MIB, config_table, plan_table, progress_bar
 from tests.launch.toy_service import toy_args
 
 
@@ -93,10 +93,26 @@ def test_a_plan_shows_its_rungs_and_what_they_take(tmp_path: Path) -> None:
     config = PoolConfig.model_validate(toy_args(tmp_path, ladder={"min": 1, "max": 4, "eager_max": 7}))
     lines = rendered(plan_table("toys", plan_pool(config)))
     rows = cells(plan_table("toys", plan_pool(config)))
-    text = "\n".join(lines)
+    text = " ".join("\n".join(lines).split())
     assert "toys: toy" in text
     assert "budget (items)" in text
-    assert rows == [["1", "3", "1", "1", "0"], ["2", "6", "2", "2", "0"], ["4", "12", "4", "4", "0"]]
+    assert rows == [
+        ["1", "3", "1", "1", "0", "0"],
+        ["2", "6", "2", "2", "0", "0"],
+        ["4", "12", "4", "4", "0", "0"],
+    ]
     assert "largest item 21 tokens" in text
     assert "in 2 slots" in text
     assert "1 replica(s), 0.8 CPUs" in text
+    assert "weights known once loaded" in text
+    assert "GPU" not in text
+
+
+def test_a_plan_for_a_gpu_says_what_is_known_of_its_memory_and_what_is_not(tmp_path: Path) -> None:
+    model = {"adapter": "grid", "checkpoint": "config:qwen2.5-vl-tiny", "load_format": "dummy"}
+    arguments = toy_args(tmp_path, model={**model, "device": "cuda"}, shard={"gpus": 0.5})
+    plan = plan_pool(PoolConfig.model_validate(arguments))
+    text = " ".join("\n".join(rendered(plan_table("tiny", plan))).split())
+    assert f"on its GPU (0.5): weights 5.1 MiB, staging {plan.sizing.ring_bytes / MIB:.1f} MiB" in text
+    assert f"inputs and rows of the rungs {plan.static_bytes / MIB:.1f} MiB" in text
+    assert "known after capture" in text

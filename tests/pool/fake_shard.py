@@ -8,10 +8,19 @@ from collections.abc import Callable
 from encoder_pool.core import Cost, Rung
 from encoder_pool.graphs.counters import Counters
 from encoder_pool.graphs.plan import proportional
-from encoder_pool.pool.messages import PackReply, PackRequest, Phase, ShardReport, ShardStatus
+from encoder_pool.pool.messages import (
+    PackReply,
+    PackRequest,
+    Phase,
+    ShardMemory,
+    ShardReport,
+    ShardStatus,
+)
 from encoder_pool.pool.worker import PackFailed, ShardDied
 
 LADDER = tuple(Rung(budget, Cost(budget, budget, budget)) for budget in (1, 2, 4))
+
+MEMORY = ShardMemory(weights_bytes=1000, peak_rss_bytes=5000, static_bytes=100, gpu=None)
 
 
 class FakeShard:
@@ -32,7 +41,7 @@ class FakeShard:
 
     async def capture(self) -> ShardReport:
         await self._live()
-        return ShardReport(LADDER, proportional(LADDER), self.number)
+        return ShardReport(LADDER, proportional(LADDER), MEMORY, self.number)
 
     async def run(self, request: PackRequest) -> PackReply:
         self.packs.append(request)

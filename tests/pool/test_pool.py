@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import time
 from collections.abc import AsyncIterator, Callable
@@ -27,6 +28,8 @@ from encoder_pool.errors import (
     UndecodableMedia,
 )
 from encoder_pool.http.service import Encoded
+from encoder_pool.pool.info import memory_entries
+from encoder_pool.pool.messages import GpuMemory, ShardMemory
 from encoder_pool.pool.pool import Pool
 from encoder_pool.pool.ring import Ring
 from encoder_pool.pool.sizing import size_pool
@@ -273,6 +276,24 @@ async def test_the_ladder_in_the_info_is_measured_and_the_configuration_effectiv
         assert info["config"]["queue"]["deadline_s"] == 10
         assert info["limits"]["max_items"] == 32
         assert info["workers"][0]["state"] == "ready"
+        assert info["workers"][0]["weights_bytes"] is None
+        assert info["workers"][0]["peak_rss_bytes"] > info["workers"][0]["static_bytes"] > 0
+
+
+def test_what_a_shard_takes_of_its_gpu_stands_beside_what_it_takes_of_the_host() -> None:
+    gpu = GpuMemory("NVIDIA X", 1, 2, (3, 4), 5, 6)
+    memory = ShardMemory(weights_bytes=7, peak_rss_bytes=8, static_bytes=9, gpu=gpu)
+    assert json.loads(json.dumps(memory_entries(memory))) == {
+        "weights_bytes": 7,
+        "peak_rss_bytes": 8,
+        "static_bytes": 9,
+        "device": "NVIDIA X",
+        "allocated_bytes": 1,
+        "pool_bytes": 2,
+        "rung_bytes": [3, 4],
+        "total_bytes": 5,
+        "free_bytes": 6,
+    }
 
 
 async def test_stopping_ends_what_is_queued_with_a_typed_error() -> None:

@@ -97,6 +97,23 @@ def test_a_report_has_the_ladder_and_its_times(bench: Bench) -> None:
     assert bench.shard.status().phase is Phase.SERVE
 
 
+def test_a_report_has_what_the_shard_takes(bench: Bench) -> None:
+    memory = bench.report.memory
+    assert memory.weights_bytes is None
+    assert memory.peak_rss_bytes > 100 << 20  # torch alone
+    assert memory.static_bytes >= 8 * 2
+    if bench.report.memory.gpu is None:
+        assert not isinstance(bench.shard._staging, CudaStaging)
+        return
+    gpu = memory.gpu
+    assert gpu is not None
+    assert gpu.device == torch.cuda.get_device_name()
+    assert len(gpu.rung_bytes) == len(bench.report.ladder)
+    assert sum(gpu.rung_bytes) == gpu.pool_bytes > 0
+    assert memory.static_bytes <= gpu.allocated_bytes < gpu.total_bytes
+    assert 0 < gpu.free_bytes < gpu.total_bytes
+
+
 def test_a_pack_that_raises_leaves_the_shard_fit_for_the_next(bench: Bench) -> None:
     with pytest.raises(RuntimeError, match="a toy that raises"):
         bench.run(0, 1, (5, RAISES))

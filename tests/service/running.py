@@ -39,6 +39,10 @@ class Service:
     def audio(self) -> str:
         return f"http://127.0.0.1:{self.port}/audio"
 
+    @property
+    def root(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
     def info(self, url: str) -> dict[str, Any]:
         reply = httpx.get(f"{url}/info", timeout=30)
         reply.raise_for_status()
@@ -68,10 +72,11 @@ def serving(file: Path, *options: str) -> Iterator[Service]:
 
 
 @contextmanager
-def making_serve() -> Iterator[Service]:
-    """The default service as `make serve` starts it, in the environment that runs the tests."""
+def making_serve(config: str | None = None) -> Iterator[Service]:
+    """The service as `make serve` starts it, in the environment that runs the tests; None for the default."""
     port = free_port()
-    with _running(["make", "serve", f"PORT={port}", f"VENV={COMMAND.parents[1]}"], port) as service:
+    options = [] if config is None else [f"CONFIG={config}"]
+    with _running(["make", "serve", f"PORT={port}", f"VENV={COMMAND.parents[1]}", *options], port) as service:
         yield service
 
 

@@ -24,11 +24,20 @@ TOLERANCE = 1e-5
 
 
 def model_config(
-    dtype: DType = DType.FLOAT32, device: Literal["cpu", "cuda"] = "cpu", attention: str = "auto"
+    dtype: DType = DType.FLOAT32,
+    device: Literal["cpu", "cuda"] = "cpu",
+    attention: str = "auto",
+    load_format: Literal["safetensors", "dummy"] = "safetensors",
 ) -> ModelConfig:
     """What a tower is loaded with; the adapter has its checkpoint already."""
     return ModelConfig(
-        name="model", adapter="grid", checkpoint="unused", device=device, dtype=dtype, attention=attention
+        name="model",
+        adapter="grid",
+        checkpoint="unused",
+        load_format=load_format,
+        device=device,
+        dtype=dtype,
+        attention=attention,
     )
 
 

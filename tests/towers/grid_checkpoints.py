@@ -17,8 +17,12 @@ from transformers import (
     Qwen2VLForConditionalGeneration,
     Qwen3_5Config,
     Qwen3_5ForConditionalGeneration,
+    Qwen3_5MoeConfig,
+    Qwen3_5MoeForConditionalGeneration,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
+    Qwen3VLMoeConfig,
+    Qwen3VLMoeForConditionalGeneration,
 )
 from transformers.models.kimi_k25.configuration_kimi_k25 import Kimi_K25Config
 from transformers.models.kimi_k25.modeling_kimi_k25 import Kimi_K25ForConditionalGeneration
@@ -42,6 +46,12 @@ _QWEN_TEXT = {
     "head_dim": 16,
     "vocab_size": 200,
     "rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0},
+}
+_EXPERTS = {
+    "num_experts": 2,
+    "num_experts_per_tok": 1,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
 }
 _KIMI_TEXT = {
     "model_type": "deepseek_v3",
@@ -95,6 +105,18 @@ def _qwen35() -> nn.Module:
     return Qwen3_5ForConditionalGeneration(Qwen3_5Config(vision_config=_QWEN3, text_config=text))
 
 
+def _qwen3vl_moe() -> nn.Module:
+    vision = {**_QWEN3, "deepstack_visual_indexes": [0, 1]}
+    return Qwen3VLMoeForConditionalGeneration(
+        Qwen3VLMoeConfig(vision_config=vision, text_config={**_QWEN_TEXT, **_EXPERTS})
+    )
+
+
+def _qwen35_moe() -> nn.Module:
+    text = {**_QWEN_TEXT, **_EXPERTS, "linear_num_key_heads": 2, "linear_num_value_heads": 2}
+    return Qwen3_5MoeForConditionalGeneration(Qwen3_5MoeConfig(vision_config=_QWEN3, text_config=text))
+
+
 def _kimi() -> nn.Module:
     return Kimi_K25ForConditionalGeneration(
         Kimi_K25Config(vision_config=_KIMI, text_config=_KIMI_TEXT, projection_hidden_size=HIDDEN)
@@ -107,8 +129,12 @@ WHOLE: dict[str, Callable[[], nn.Module]] = {
     "qwen3_vl": _qwen3vl,
     "qwen3_5": _qwen35,
     "kimi_k25": _kimi,
+    "qwen3_vl_moe": _qwen3vl_moe,
+    "qwen3_5_moe": _qwen35_moe,
 }
-FAMILIES = tuple(WHOLE)
+ALIKE = ("qwen3_vl_moe", "qwen3_5_moe")
+"""Families whose towers are those of others, under names of their own."""
+FAMILIES = tuple(family for family in WHOLE if family not in ALIKE)
 
 
 def save(model: nn.Module, folder: Path) -> None:

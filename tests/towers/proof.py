@@ -274,7 +274,7 @@ class Proof:
 
 def _encoder(model: ModelConfig) -> Encoder:
     folder = Path(model.checkpoint)
-    return load_encoder(family_of(folder)[0], folder, model.device, model.dtype)
+    return load_encoder(family_of(folder)[0], folder, model)
 
 
 def of_each(samples: Sequence[Sample], rows: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -52,7 +52,7 @@ class Stock:
         if self.is_clip:
             return _raster(frames, self.patch)
         frames = frames.repeat(2, 1, 1, 1) if len(frames) == 1 else frames
-        return _blocks(frames, self.patch)
+        return blocks(frames, self.patch)
 
     def rows(self, item: StagedItem) -> torch.Tensor:
         """(O, width) of the item alone, the deepstack levels beside them."""
@@ -79,7 +79,7 @@ def _raster(frames: torch.Tensor, patch: int) -> torch.Tensor:
     )
 
 
-def _blocks(frames: torch.Tensor, patch: int) -> torch.Tensor:
+def blocks(frames: torch.Tensor, patch: int) -> torch.Tensor:
     """(N, 3 * 2 * patch * patch): pairs of frames, their 2 x 2 blocks of patches, the patches of each."""
     return torch.stack(
         [

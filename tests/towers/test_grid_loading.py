@@ -4,18 +4,20 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from encoder_pool.core import DType
+from encoder_pool.core import DType, Grid
 from encoder_pool.towers.families import FAMILIES as TABLE
 from encoder_pool.towers.families import family_of
-from encoder_pool.towers.grid_loading import Encoder, FlatPatches, load_encoder
+from encoder_pool.towers.flat_patches import FlatPatches, flatten_patch_embedding
+from encoder_pool.towers.grid_loading import Encoder, load_encoder
 
-from .cases import randomised
-from .grid_checkpoints import FAMILIES, WHOLE, save
+from .cases import assert_close, model_config, randomised, run
+from .grid_checkpoints import ALIKE, FAMILIES, WHOLE, GridCase, save
 
 INDEX = "model.safetensors.index.json"
 OWN = ("visual.", "vision_tower.", "mm_projector.")
@@ -34,7 +36,7 @@ def copy(folder: Path, tmp_path: Path) -> Path:
 
 
 def load(folder: Path, dtype: DType = DType.FLOAT32) -> Encoder:
-    return load_encoder(family_of(folder)[0], folder, "cpu", dtype)
+    return load_encoder(family_of(folder)[0], folder, model_config(dtype))
 
 
 def weight_map(folder: Path) -> dict[str, str]:
@@ -168,6 +170,27 @@ def test_flat_patches_are_the_convolution() -> None:
     convolution = torch.nn.Conv3d(3, 8, kernel_size=(2, 4, 4), stride=(2, 4, 4))
     expected = convolution(patches.view(5, 3, 2, 4, 4)).flatten(1)
     torch.testing.assert_close(FlatPatches(convolution)(patches.view(5, 3, 2, 4, 4)), expected)
+
+
+def test_only_the_pools_own_tower_has_its_patch_embedding_replaced(folder: Path) -> None:
+    encoder = load(folder)
+    tower: Any = encoder.tower
+    assert isinstance(tower.patch_embed.proj, torch.nn.Conv2d | torch.nn.Conv3d)
+    flatten_patch_embedding(tower)
+    assert isinstance(tower.patch_embed.proj, FlatPatches)
+
+
+@pytest.mark.parametrize("family", ALIKE)
+def test_a_family_with_the_tower_of_another_is_loaded_and_equals_its_stock_model(
+    family: str, tmp_path: Path
+) -> None:
+    case = GridCase.at(family, tmp_path)
+    item = case.item(Grid(2, 4, 6))
+    assert_close(run(case.tower, [item]), case.reference(item))
+
+
+def test_every_family_has_a_checkpoint_in_the_tests() -> None:
+    assert set(TABLE) == {*FAMILIES, *ALIKE}
 
 
 def test_an_unknown_model_type_is_refused_by_name(copy: Path) -> None:

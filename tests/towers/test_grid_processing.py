@@ -25,8 +25,8 @@ from encoder_pool.errors import PoolError, TooLarge, UndecodableMedia, Unsupport
 from encoder_pool.media.smart_resize import Size, qwen_image_size, qwen_video_size
 from encoder_pool.media.video import Clip, Selection
 from encoder_pool.towers import grid_processing
+from encoder_pool.towers.families import FAMILIES
 from encoder_pool.towers.grid_processing import GridProcessor, Normalisation, Pixels, Processed
-from encoder_pool.towers.grid_rules import FAMILIES
 from tests.conftest import MEDIA
 from tests.media.clips import gray_frames, shade
 from tests.odd_media import photo, speechlike, wav
@@ -187,7 +187,7 @@ def test_pixels_are_as_the_torchvision_processors_have_them(
 @pytest.mark.parametrize("name", [QWEN2_VIDEO, QWEN3_VIDEO, KIMI_VIDEO, KIMI_IMAGE])
 def test_sizes_are_those_of_the_torchvision_processors(name: str, cap: bool, tmp_path: Path) -> None:
     settings = {"cap_pixels_per_frame": cap} if "Qwen" in name else {}
-    rules = FAMILIES[MODEL_TYPES[name]](folder(tmp_path, MODEL_TYPES[name], {}, settings))
+    rules = FAMILIES[MODEL_TYPES[name]].rules(folder(tmp_path, MODEL_TYPES[name], {}, settings))
     rows = json.loads(TABLES.read_text())["sizes"][name][str(cap)]
     assert len(rows) > 8
     for height, width, count, *expected in rows:
@@ -200,7 +200,7 @@ def test_sizes_are_those_of_the_torchvision_processors(name: str, cap: bool, tmp
 def test_no_frame_of_a_capped_video_falls_below_the_least_size(name: str, tmp_path: Path) -> None:
     """As `resize` of both has it: 1.05 times the lower bound, however many frames share the upper."""
     settings = {"cap_pixels_per_frame": True, "max_video_tokens": 8}
-    rules = FAMILIES[MODEL_TYPES[name]](folder(tmp_path, MODEL_TYPES[name], {}, settings))
+    rules = FAMILIES[MODEL_TYPES[name]].rules(folder(tmp_path, MODEL_TYPES[name], {}, settings))
     if name == QWEN2_VIDEO:
         least = int(128 * 28 * 28 * 1.05)
         expected = qwen_image_size(Size(1080, 1920), 28, 128 * 28 * 28, least)

@@ -40,7 +40,7 @@ def test_the_nested_file_of_transformers_5_comes_first(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model_type", "image", "video", "message"),
     [
-        ("llama", {}, {}, r"config\.json: model_type 'llama' has no processor here; known: qwen2_vl"),
+        ("llama", {}, {}, r"config\.json has model_type 'llama'; grid towers are kimi_k25, qwen2_5_vl, "),
         ("qwen2_vl", None, None, r"has no preprocessor_config\.json"),
         ("qwen2_vl", {"do_resize": False}, {}, r"preprocessor_config\.json: key 'do_resize'"),
         ("qwen2_vl", {"patch_size": 0}, {}, "key 'patch_size'"),

@@ -14,7 +14,7 @@ from encoder_pool.core import DType
 from encoder_pool.towers.loading import load_model
 from encoder_pool.towers.whisper_tower import ENCODER
 
-from .cases import randomised
+from .cases import model_config, randomised
 
 Tensors = dict[str, torch.Tensor]
 
@@ -29,7 +29,7 @@ def changed(folder: Path, to: Path, change: Callable[[Tensors], object]) -> Path
 
 
 def load(folder: Path) -> Dinov2Model:
-    return load_model(Dinov2Model, folder, "cpu", DType.FLOAT32)
+    return load_model(Dinov2Model, folder, model_config())
 
 
 def test_a_loaded_model_is_frozen_and_evaluates(tiny_dinov2_folder: Path) -> None:
@@ -39,7 +39,7 @@ def test_a_loaded_model_is_frozen_and_evaluates(tiny_dinov2_folder: Path) -> Non
 
 
 def test_the_dtype_is_that_of_the_configuration(tiny_dinov2_folder: Path) -> None:
-    model = load_model(Dinov2Model, tiny_dinov2_folder, "cpu", DType.BFLOAT16)
+    model = load_model(Dinov2Model, tiny_dinov2_folder, model_config(DType.BFLOAT16))
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
 
 
@@ -83,7 +83,7 @@ def test_an_encoder_is_taken_out_of_a_whole_models_checkpoint(
 ) -> None:
     whole = randomised(WhisperForConditionalGeneration(tiny_whisper_config))
     whole.save_pretrained(tmp_path)
-    encoder = load_model(WhisperEncoder, tmp_path, "cpu", DType.FLOAT32, ENCODER)
+    encoder = load_model(WhisperEncoder, tmp_path, model_config(), ENCODER)
     expected = whole.model.encoder.state_dict()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in encoder.state_dict().items())
 
@@ -96,4 +96,13 @@ def test_a_whole_model_without_a_piece_of_its_encoder_is_refused(
         tmp_path / "whole", tmp_path / "c", lambda tensors: tensors.pop("model.encoder.conv1.bias")
     )
     with pytest.raises(ValueError, match=r"lacks the weights conv1\.bias"):
-        load_model(WhisperEncoder, folder, "cpu", DType.FLOAT32, ENCODER)
+        load_model(WhisperEncoder, folder, model_config(), ENCODER)
+
+
+def test_dummy_weights_need_nothing_but_a_configuration(tiny_whisper_folder: Path, tmp_path: Path) -> None:
+    shutil.copy(tiny_whisper_folder / "config.json", tmp_path)
+    model = model_config(load_format="dummy")
+    encoder = load_model(WhisperEncoder, tmp_path, model, ENCODER)
+    stock = load_model(WhisperEncoder, tiny_whisper_folder, model_config(), ENCODER)
+    expected = {name: tensor.shape for name, tensor in stock.state_dict().items()}
+    assert {name: tensor.shape for name, tensor in encoder.state_dict().items()} == expected

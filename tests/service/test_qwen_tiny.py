@@ -1,0 +1,110 @@
+"""serve_configs/qwen-tiny.yaml over real HTTP, against the stock processor and the stock tower."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import astuple
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import Qwen2VLImageProcessorPil
+
+from encoder_pool.client import EncodedItem, EncoderClient
+from encoder_pool.config import LimitsConfig
+from encoder_pool.core import Grid, Media, Modality
+from encoder_pool.launch.file import read_service_file
+from encoder_pool.towers.families import family_of
+from encoder_pool.towers.grid_loading import load_encoder
+from encoder_pool.towers.grid_processing import GridProcessor
+from encoder_pool.weights import ensure
+from tests.media.clips import film, gray_frames
+from tests.service.running import ROOT, Service
+from tests.towers.stock import blocks
+
+pytestmark = pytest.mark.service
+
+FILE = ROOT / "serve_configs" / "qwen-tiny.yaml"
+MEDIA = ROOT / "encoder_pool" / "demo" / "media"
+FOLDER = ensure("config:qwen2.5-vl-tiny")
+TOLERANCE = 1e-5
+
+Rows = Callable[[torch.Tensor, Grid], np.ndarray]
+
+
+@pytest.fixture(scope="module")
+def stock_rows() -> Rows:
+    """(P, values) normalised patches of one item -> (tokens, width), by the stock float32 tower."""
+    model = read_service_file(FILE).applications[0].config.model
+    tower: Any = load_encoder(family_of(FOLDER)[0], FOLDER, model).tower
+
+    def rows(patches: torch.Tensor, grid: Grid) -> np.ndarray:
+        with torch.inference_mode():
+            output: np.ndarray = tower(patches, grid_thw=torch.tensor([grid])).pooler_output.numpy()
+        return output
+
+    return rows
+
+
+def assert_same(item: EncodedItem, expected: np.ndarray) -> None:
+    assert item.embedding.shape == expected.shape
+    assert np.abs(item.embedding - expected).max() <= TOLERANCE * np.abs(expected).max()
+
+
+def replayed_items(service: Service) -> int:
+    """Items that were run on a rung until now."""
+    shard = service.info(service.root)["counters"]["shard"]
+    return sum(tally["items"] for tally in shard["replays"].values()) if shard else 0
+
+
+def test_photos_get_the_rows_of_the_stock_processor_and_tower(qwen_tiny: Service, stock_rows: Rows) -> None:
+    processor = Qwen2VLImageProcessorPil.from_pretrained(FOLDER)
+    photos = sorted(MEDIA.glob("*.jpg"))
+    before = replayed_items(qwen_tiny)
+    with EncoderClient(qwen_tiny.root) as client:
+        items = client.encode(photos)
+    for path, item in zip(photos, items, strict=True):
+        with Image.open(path) as image:
+            inputs = processor(image, return_tensors="pt")
+        assert tuple(item.grid) == tuple(inputs["image_grid_thw"][0].tolist())
+        assert_same(item, stock_rows(inputs["pixel_values"], item.grid))
+    assert replayed_items(qwen_tiny) == before + len(photos)
+
+
+def test_a_video_gets_the_stock_towers_rows(qwen_tiny: Service, stock_rows: Rows) -> None:
+    data = film(gray_frames(24, 120, 160), rate=4)
+    before = replayed_items(qwen_tiny)
+    with EncoderClient(qwen_tiny.root) as client:
+        item = client.encode(data)[0]
+    assert item.modality is Modality.VIDEO
+    assert item.grid.t > 1
+    processor = GridProcessor(FOLDER)
+    frames, grid, _ = processor(Media(Modality.VIDEO, data, ""), LimitsConfig())
+    assert_same(item, stock_rows(blocks(normalised(frames, processor), processor.patch_size), grid))
+    assert replayed_items(qwen_tiny) == before + 1
+
+
+def normalised(frames: np.ndarray, processor: GridProcessor) -> torch.Tensor:
+    """(frames, height, width, 3) bytes -> (frames, 3, height, width), in double precision until the end."""
+    rescale, mean, std = (
+        torch.tensor(value, dtype=torch.float64) for value in astuple(processor.normalisation)
+    )
+    return (((torch.from_numpy(frames).double() * rescale) - mean) / std).permute(0, 3, 1, 2).float()
+
+
+def test_an_image_beyond_the_processors_bound_is_made_smaller_not_refused(qwen_tiny: Service) -> None:
+    file = io.BytesIO()
+    Image.new("RGB", (3000, 2000)).save(file, "PNG")
+    with EncoderClient(qwen_tiny.root) as client:
+        assert client.encode(file.getvalue())[0].tokens <= 256
+
+
+def test_what_the_shard_takes_is_told(qwen_tiny: Service) -> None:
+    worker = qwen_tiny.info(qwen_tiny.root)["workers"][0]
+    assert 4 * 1_335_328 <= worker["weights_bytes"] < 6 << 20
+    assert worker["weights_bytes"] < worker["peak_rss_bytes"] < 2 << 30
+    assert worker["static_bytes"] > 512 * 4 * 3 * 2 * 14 * 14
+    assert "device" not in worker
