@@ -1,4 +1,4 @@
-"""The command line: `encoder-pool serve | plan | config | encode | demo | weights`.
+"""The command line: `encoder-pool serve | plan | config | encode | demo | weights | bench`.
 
 Everything that can be wrong is checked before Ray starts; a mistake ends with a message on standard error and
 status 2, a service that fails to start with status 1.
@@ -17,6 +17,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from encoder_pool.bench.command import add_commands
 from encoder_pool.launch.errors import HostUnfit, LaunchError
 from encoder_pool.launch.file import ServiceFile, read_service_file
 from encoder_pool.launch.haproxy import haproxy_environment
@@ -81,6 +82,9 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--picture", type=_target, default=Path("demo.png"), help="where to draw to")
     _add_service_options(demo)
     demo.set_defaults(run=_demo)
+
+    bench = commands.add_parser("bench", help="measure towers on this machine")
+    add_commands(bench, _target)
 
     weights = commands.add_parser("weights", help="bring the built-in weights into the cache")
     weights.set_defaults(run=_weights)

@@ -97,8 +97,8 @@ class LadderConfig(Section):
     )
     eager_max: Positive | None = Field(
         None,
-        description="Largest item that is encoded at all; above the largest budget it runs without a rung. "
-        "Unset: the largest budget.",
+        description="Largest item, or piece of a video, that is encoded at all; above the largest budget it "
+        "runs without a rung. Unset: the largest budget.",
     )
 
     @model_validator(mode="after")

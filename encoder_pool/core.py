@@ -2,6 +2,7 @@
 
 item           one image, video or audio clip of a request
 prepared item  the item after CPU preprocessing, with its cost
+piece          what the tower sees of an item at a time: all of it, or some frames of a long video
 cost           four counters; a rung's capacity is counted in the same four
 rung           one captured shape of the tower; the ladder is all rungs, smallest first
 pack           the items that share one replay; a plan is a list of packs

@@ -33,7 +33,8 @@ ALLOWED = {
     "pool": {"config", "core", "errors", "graphs", "http", "towers.adapter", "weights"},
     "launch": {"config", "core", "graphs", "pool", "towers.adapter", "weights"},
     "builder": {"config", "pool", "towers.adapter", "weights"},
-    "cli": {"client", "demo", "launch", "weights"},
+    "bench": {"config", "core", "graphs", "launch.show", "towers", "weights"},
+    "cli": {"bench", "client", "demo", "launch", "weights"},
 }
 """The modules of ours that each part of the package may import, besides its own."""
 
@@ -88,15 +89,20 @@ def part_of(file: str) -> str:
     return file.partition("/")[0].removesuffix(".py")
 
 
-def test_torch_is_imported_by_towers_graphs_and_on_call_by_the_shard_and_for_the_clients_tensors() -> None:
+def test_torch_is_imported_by_towers_graphs_bench_and_on_call_by_the_shard_and_the_client() -> None:
     for each in importers("torch"):
         is_deferred_here = each.is_deferred and each.file in ("pool/shard.py", "client/reply.py")
-        assert part_of(each.file) in ("towers", "graphs") or is_deferred_here, each
+        assert part_of(each.file) in ("towers", "graphs", "bench") or is_deferred_here, each
 
 
-def test_transformers_is_imported_by_towers_only() -> None:
+def test_transformers_is_imported_by_towers_and_by_the_baseline_on_its_towers() -> None:
     for each in importers("transformers"):
-        assert part_of(each.file) == "towers", each
+        assert part_of(each.file) == "towers" or each.file == "bench/seed.py", each
+
+
+def test_only_the_plot_needs_matplotlib() -> None:
+    for each in importers("matplotlib"):
+        assert each.file == "bench/plot.py", each
 
 
 def test_ray_is_imported_by_the_pool_and_by_what_launches_it() -> None:

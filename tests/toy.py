@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from encoder_pool.config import LimitsConfig, ModelConfig
-from encoder_pool.core import Cost, Grid, Media, Modality, Part, PreparedItem, Source
+from encoder_pool.core import Cost, Grid, Media, Modality, Part, PreparedItem, Rung, Source
 from encoder_pool.errors import UndecodableMedia
 from encoder_pool.towers.adapter import InputSpec, Metadata, StagedItem
 
@@ -50,6 +50,9 @@ class ToyAdapter:
             digest=hashlib.sha256(media.data).hexdigest(),
             source=Source("TOY"),
         )
+
+    def split(self, item: PreparedItem, ladder: Sequence[Rung]) -> tuple[PreparedItem, ...]:
+        return (item,)
 
     def capacity(self, budget: int) -> Cost:
         return Cost(budget, budget * TOKENS, budget)

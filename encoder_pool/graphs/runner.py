@@ -156,6 +156,10 @@ class LadderRunner(ABC):
             expect("rows", (given.shape, given.dtype), (rows.shape, rows.dtype))
             rows.copy_(given)
 
+    def recording(self, rung: int) -> Replay:
+        """A captured rung on what it holds: to time it, in inference mode, while nothing else runs."""
+        return self._captured[rung].replay
+
     def capture(self, progress: Progress) -> None:
         """See Runner."""
         with self._lock, torch.inference_mode(), self._turn():

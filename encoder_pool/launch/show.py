@@ -52,7 +52,7 @@ def plan_table(name: str, plan: PoolPlan) -> Table:
         table.add_row(*(f"{number}" for number in numbers))
     padding = ", ".join(f"{depth}: {share:.0%}" for depth, share in plan.padding.items())
     table.caption = (
-        f"largest item {sizing.largest_item.out_rows} tokens; "
+        f"largest item {sizing.largest_item.out_rows} tokens in one piece; "
         f"per worker: ring {sizing.ring_bytes / MIB:.1f} MiB "
         f"in {sizing.slots} slots, weights {_mebibytes(plan.weight_bytes)}\n"
         f"{_gpu_line(plan)}"

@@ -46,13 +46,13 @@ class Reservation:
         self.held_tokens = 0
 
     def add_bytes(self, num_bytes: int) -> None:
-        """Hold so many bytes more. Raises Overloaded if the replica cannot."""
-        self._admission.take_bytes(num_bytes)
+        """Hold so many bytes more. Raises Overloaded; TooLarge for more than a replica ever holds."""
+        self._admission.take_bytes(num_bytes, self.held_bytes)
         self.held_bytes += num_bytes
 
     def add_tokens(self, tokens: int) -> None:
         """Hold so many tokens more. Raises Overloaded; TooLarge for more than the queue ever holds."""
-        self._admission.take_tokens(tokens)
+        self._admission.take_tokens(tokens, self.held_tokens)
         self.held_tokens += tokens
 
 
@@ -84,14 +84,14 @@ class Admission:
             self.tokens -= reservation.held_tokens
             self.bytes -= reservation.held_bytes
 
-    def take_bytes(self, num_bytes: int) -> None:
-        """Count bytes in. Raises Overloaded or TooLarge."""
-        self._refuse_beyond("bytes", self.bytes, num_bytes, self._config.max_bytes, "queue.max_bytes")
+    def take_bytes(self, num_bytes: int, own: int) -> None:
+        """Count bytes in for a request that holds `own` already. Raises Overloaded or TooLarge."""
+        self._refuse_beyond("bytes", self.bytes, num_bytes, self._config.max_bytes, "queue.max_bytes", own)
         self.bytes += num_bytes
 
-    def take_tokens(self, tokens: int) -> None:
-        """Count tokens in. Raises Overloaded or TooLarge."""
-        self._refuse_beyond("tokens", self.tokens, tokens, self._config.max_tokens, "queue.max_tokens")
+    def take_tokens(self, tokens: int, own: int) -> None:
+        """Count tokens in for a request that holds `own` already. Raises Overloaded or TooLarge."""
+        self._refuse_beyond("tokens", self.tokens, tokens, self._config.max_tokens, "queue.max_tokens", own)
         self.tokens += tokens
         self.admitted_tokens += tokens
 
@@ -105,10 +105,10 @@ class Admission:
         """Seconds until about half of what is held will be done."""
         return min(max(self.tokens / self._rate.tokens_per_s / 2, 1.0), LONGEST_RETRY_S)
 
-    def _refuse_beyond(self, what: str, held: int, more: int, limit: int, setting: str) -> None:
-        if more > limit:
+    def _refuse_beyond(self, what: str, held: int, more: int, limit: int, setting: str, own: int = 0) -> None:
+        if own + more > limit:
             raise TooLarge(
-                f"the request needs {more} {what}; a replica holds at most {limit} ({setting})",
+                f"the request needs {own + more} {what}; a replica holds at most {limit} ({setting})",
                 code="request_too_large",
             )
         if held + more > limit:

@@ -17,6 +17,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
+import numpy as np
+import numpy.typing as npt
+
 from encoder_pool.core import Cost, Embedding, Pack, PreparedItem
 from encoder_pool.errors import DeadlineExceeded, PoolError
 
@@ -38,11 +41,25 @@ class Job:
 
     item: PreparedItem
     deadline: float
-    queued_at: float
     future: asyncio.Future[Embedding] = field(repr=False)
     is_retry: bool = False
+    queued_at: float = 0.0
     taken_at: float = 0.0
     ended_at: float = 0.0
+
+    @property
+    def queue_s(self) -> float:
+        """Seconds from the queue's end to a worker."""
+        return self.taken_at - self.queued_at
+
+    @property
+    def encode_s(self) -> float:
+        """Seconds from there to the rows."""
+        return self.ended_at - self.taken_at
+
+    def keep(self, rows: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+        """A copy of the item's rows, which lie in memory that is soon used again. Called in a thread."""
+        return rows.copy()
 
     def finish(self, embedding: Embedding) -> None:
         """End with a result, unless it has ended already."""
@@ -82,14 +99,18 @@ class Batcher:
 
     def submit(self, item: PreparedItem, deadline: float) -> Job:
         """Queue an item. Its job's future ends with an Embedding or a PoolError."""
-        future = asyncio.get_running_loop().create_future()
-        job = Job(item, deadline, self._clock(), future)
+        job = Job(item, deadline, asyncio.get_running_loop().create_future())
+        self.enter(job)
+        return job
+
+    def enter(self, job: Job) -> None:
+        """Queue a job; in a closed queue it ends at once."""
+        job.queued_at = self._clock()
         if self._closed is not None:
             job.fail(self._closed)
-            return job
+            return
         self._queue.append(job)
         self._arrival.set()
-        return job
 
     async def take(self, choose: Choose, worker_ready: Callable[[], Awaitable[None]]) -> Batch:
         """The next pack for a worker that chooses like this, once there are jobs and the worker is ready."""

@@ -15,7 +15,10 @@ class PoolCounters:
 
     items_ok, items_failed, items_expired, items_cancelled  the endings of an admitted item
     packs, packs_failed, items_retried  packs that came back, those that did not, and their items
-    items_packed  items in the packs that came back
+    items_packed  items in the packs that came back, and pieces of items
+    items_split, pieces  items that entered in pieces, and the pieces that these were cut into
+
+    A pack knows nothing of where its pieces come from: they are items to it, and to the shard's counters.
     """
 
     items_ok: int = 0
@@ -27,6 +30,8 @@ class PoolCounters:
     packs_failed: int = 0
     items_packed: int = 0
     items_retried: int = 0
+    items_split: int = 0
+    pieces: int = 0
 
     def count_ending(self, future: Future[Any], *, is_expired: bool) -> None:
         """Count an item by the way its future ended; one without an end was given up by its request.

@@ -143,7 +143,7 @@ class Dispatcher:
         row = 0
         for job, is_finite in zip(batch.jobs, reply.finite, strict=True):
             item = job.item
-            rows = output[row * width : (row + item.tokens) * width].reshape(item.tokens, width).copy()
+            rows = job.keep(output[row * width : (row + item.tokens) * width].reshape(item.tokens, width))
             row += item.cost.out_rows
             embeddings.append(self._embedding(item, rows) if is_finite else _not_finite())
         return embeddings

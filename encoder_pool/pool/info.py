@@ -64,6 +64,7 @@ def _workers(pool: Pool) -> list[dict[str, Any]]:
             "pid": worker.report.pid,
             "restarts": worker.restarts,
             "ring": {"slots": pool.sizing.slots, "bytes": pool.sizing.ring_bytes},
+            "kernels": dict(worker.report.kernels),
             **memory_entries(worker.report.memory),
         }
     ]

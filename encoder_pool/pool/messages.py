@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -96,11 +96,15 @@ class ShardMemory:
 
 @dataclass(frozen=True, slots=True)
 class ShardReport:
-    """What a shard found out while capturing. The ladder lacks the rungs that failed to capture."""
+    """What a shard found out while capturing. The ladder lacks the rungs that failed to capture.
+
+    kernels  what computes what, in words; empty if the tower does not say
+    """
 
     ladder: tuple[Rung, ...]
     table: CostTable
     memory: ShardMemory
+    kernels: Mapping[str, str]
     pid: int
 
 

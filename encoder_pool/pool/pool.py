@@ -12,15 +12,18 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
+import numpy as np
+
 from encoder_pool.config import PoolConfig
 from encoder_pool.core import Media, Modality, PreparedItem
-from encoder_pool.errors import DeadlineExceeded, PoolError, TooLarge, Unavailable
+from encoder_pool.errors import DeadlineExceeded, PoolError, Unavailable
 from encoder_pool.http.service import Encoded, Readiness, Reservation, Timings
 from encoder_pool.pool.admission import Admission, TokenRate
 from encoder_pool.pool.batcher import Batcher, Job
 from encoder_pool.pool.counters import PoolCounters
 from encoder_pool.pool.dispatch import Dispatcher
 from encoder_pool.pool.info import describe
+from encoder_pool.pool.pieces import Pieces, in_loads
 from encoder_pool.pool.ring import Ring
 from encoder_pool.pool.sizing import Sizing
 from encoder_pool.pool.worker import Worker, WorkerGone
@@ -76,14 +79,15 @@ class Pool:
     async def encode(self, media: Sequence[Media], reservation: Reservation, deadline_s: float) -> Encoded:
         """Encode all items of a request that was let in, or raise one PoolError."""
         started = self._clock()
-        jobs: list[Job] = []
+        jobs: list[Job | Pieces] = []
         timeout = asyncio.timeout(deadline_s)
         try:
             async with timeout:
                 items = await self._prepare(media)
                 prepared = self._clock()
-                self._reserve(items, reservation)
-                jobs = [self.batcher.submit(item, started + deadline_s) for item in items]
+                pieces = [self._split(item, one) for item, one in zip(items, media, strict=True)]
+                _reserve(items, reservation)
+                jobs = [self._submit(*item, started + deadline_s) for item in zip(items, pieces, strict=True)]
                 embeddings = await _all_in_place([job.future for job in jobs], media)
         except TimeoutError:
             if not timeout.expired():
@@ -127,18 +131,32 @@ class Pool:
         futures = [loop.run_in_executor(self._preparers, self.adapter.prepare, one, limits) for one in media]
         return await _all_in_place(futures, media)
 
-    def _reserve(self, items: Sequence[PreparedItem], reservation: Reservation) -> None:
-        """Hold what the decoded items need. Raises TooLarge or Overloaded."""
-        largest = self.sizing.largest_item
-        for item in items:
-            if not item.cost.fits(largest):
-                raise TooLarge(
-                    f"an item needs {item.cost.out_rows} tokens; the largest this pool encodes has "
-                    f"{largest.out_rows} (ladder.max, ladder.eager_max)",
-                    code="item_too_large",
-                )
-        reservation.add_bytes(sum(item.data.nbytes for item in items))
-        reservation.add_tokens(sum(item.cost.out_rows for item in items))
+    def _split(self, item: PreparedItem, media: Media) -> tuple[PreparedItem, ...]:
+        """The item in pieces for the worker's ladder; most are one. Raises TooLarge if a piece is."""
+        pieces = self.adapter.split(item, self.worker.report.ladder)
+        assert sum(piece.tokens for piece in pieces) == item.tokens, "an item has the rows of its pieces"
+        for piece in pieces:
+            self.sizing.check(piece.cost, "an item" if piece is item else "a piece of an item", media.param)
+        return pieces
+
+    def _submit(self, item: PreparedItem, pieces: tuple[PreparedItem, ...], deadline: float) -> Job | Pieces:
+        """Queue an item, or its first pieces. Its future ends with an Embedding or a PoolError."""
+        if len(pieces) == 1:
+            return self.batcher.submit(item, deadline)
+        self.counters.items_split += 1
+        self.counters.pieces += len(pieces)
+        rows = np.empty((item.tokens, self.adapter.width), self.config.model.dtype.storage)
+        loads = in_loads(pieces, self.worker.report.ladder)
+        whole = Pieces(item, loads, rows, deadline, self.batcher.enter)
+        for _ in range(self.config.queue.packs_in_flight):
+            whole.enter_load()
+        return whole
+
+
+def _reserve(items: Sequence[PreparedItem], reservation: Reservation) -> None:
+    """Hold what the decoded items need. Raises TooLarge or Overloaded."""
+    reservation.add_bytes(sum(item.data.nbytes for item in items))
+    reservation.add_tokens(sum(item.cost.out_rows for item in items))
 
 
 async def _all_in_place(futures: Sequence[asyncio.Future[T]], media: Sequence[Media]) -> list[T]:
@@ -160,9 +178,9 @@ def _result(future: asyncio.Future[T], media: Media) -> T:
         raise error.at(media.param) from error
 
 
-def _timings(jobs: Sequence[Job], prepare_s: float) -> Timings:
+def _timings(jobs: Sequence[Job | Pieces], prepare_s: float) -> Timings:
     return Timings(
         prepare_s=prepare_s,
-        queue_s=max(job.taken_at - job.queued_at for job in jobs),
-        encode_s=max(job.ended_at - job.taken_at for job in jobs),
+        queue_s=max(job.queue_s for job in jobs),
+        encode_s=max(job.encode_s for job in jobs),
     )

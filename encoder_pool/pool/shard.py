@@ -35,7 +35,7 @@ from encoder_pool.pool.messages import (
 )
 from encoder_pool.pool.own_thread import OwnThread
 from encoder_pool.pool.ring import Ring, RingAddress
-from encoder_pool.towers.adapter import KnowsItsWeights, StagedItem, adapter_class
+from encoder_pool.towers.adapter import KnowsItself, StagedItem, adapter_class
 
 if TYPE_CHECKING:
     import torch
@@ -124,12 +124,13 @@ class Shard:
         with self._staging.stream():
             table = measure(self._runner, self._tower, clock)
         self._phase, self._fraction = Phase.SERVE, 1.0
-        return ShardReport(self._runner.ladder, table, self._memory(), os.getpid())
+        kernels = self._tower.kernels if isinstance(self._tower, KnowsItself) else {}
+        return ShardReport(self._runner.ladder, table, self._memory(), kernels, os.getpid())
 
     def _memory(self) -> ShardMemory:
         from encoder_pool.graphs.cuda import CudaRunner
 
-        weights = self._tower.weights_bytes if isinstance(self._tower, KnowsItsWeights) else None
+        weights = self._tower.weights_bytes if isinstance(self._tower, KnowsItself) else None
         gpu = _gpu_memory(self._runner) if isinstance(self._runner, CudaRunner) else None
         return ShardMemory(weights, self._peak_rss_bytes, self._runner.static_bytes, gpu)
 

@@ -9,16 +9,25 @@ from dataclasses import dataclass
 
 from encoder_pool.config import PoolConfig
 from encoder_pool.core import Cost, Rung
+from encoder_pool.errors import TooLarge
 from encoder_pool.graphs.ladder import build_ladder
 from encoder_pool.pool.messages import alignment_slack
 from encoder_pool.towers.adapter import Adapter
+
+_COUNTED = {
+    "out_rows": "tokens",
+    "patch_rows": "patch rows",
+    "sequences": "attention segments",
+    "windows": "attention windows",
+    "longest": "patch rows in one attention segment",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Sizing:
     """What a pool of this configuration needs, per worker.
 
-    largest_item  cost of the largest item that is encoded; beyond the top rung it runs eagerly
+    largest_item  cost of the largest item that is encoded in one piece; beyond the top rung it runs eagerly
     input_bytes, output_bytes  of one ring slot
     """
 
@@ -32,6 +41,18 @@ class Sizing:
     def ring_bytes(self) -> int:
         """Memory that one worker's ring takes on the host."""
         return self.slots * (self.input_bytes + self.output_bytes)
+
+    def check(self, cost: Cost, what: str, param: str) -> None:
+        """Raise TooLarge, which says what it is and where it stood, for more than the largest item's cost."""
+        for counter, counted in _COUNTED.items():
+            asked, held = getattr(cost, counter), getattr(self.largest_item, counter)
+            if asked > held:
+                raise TooLarge(
+                    f"{what} needs {asked} {counted}; the largest this pool encodes has {held} "
+                    "(ladder.max or ladder.budgets, ladder.eager_max)",
+                    code="item_too_large",
+                    param=param,
+                )
 
 
 def size_pool(config: PoolConfig, adapter: Adapter) -> Sizing:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from encoder_pool.config import LimitsConfig, ModelConfig
-from encoder_pool.core import Cost, Grid, Media, Modality, Part, PreparedItem
+from encoder_pool.core import Cost, Grid, Media, Modality, Part, PreparedItem, Rung
 
 if TYPE_CHECKING:
     import torch
@@ -43,6 +43,14 @@ class Adapter(Protocol):
         """Decode and resize one item. Runs in a thread.
 
         Raises TooLarge, UnsupportedMedia or UndecodableMedia with the limit, the value and the setting.
+        """
+        ...
+
+    def split(self, item: PreparedItem, ladder: Sequence[Rung]) -> tuple[PreparedItem, ...]:
+        """The pieces, in order, that the tower sees one at a time; an item that is not cut is returned alone.
+
+        An item that no rung of the ladder holds is cut where that is exact. The rows of the pieces, one after
+        the other, are the item's; their data are views of the item's. A piece may still fit no rung.
         """
         ...
 
@@ -117,12 +125,17 @@ class Tower(Protocol):
 
 
 @runtime_checkable
-class KnowsItsWeights(Protocol):
-    """A tower that says what its weights take, for `/info`. Others leave that open."""
+class KnowsItself(Protocol):
+    """A tower that says what it takes and what it runs on, for `/info`. Others leave that open."""
 
     @property
     def weights_bytes(self) -> int:
         """Bytes of its weights, on the device."""
+        ...
+
+    @property
+    def kernels(self) -> Mapping[str, str]:
+        """What computes what, in words: the kernel of each part, or of each length."""
         ...
 
 

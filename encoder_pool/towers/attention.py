@@ -10,6 +10,7 @@ empty sequences. Rows past the last offset belong to nobody: what a kernel leave
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
@@ -35,6 +36,62 @@ class PackedAttention(Protocol):
         longest  rows of the longest sequence, at least; a launch grid may be made for it
         """
         ...
+
+
+class Attention(Protocol):
+    """A kernel for every length, of heads that have D values each."""
+
+    @property
+    def kernels(self) -> Mapping[str, str]:
+        """Which kernel serves what, in words."""
+        ...
+
+    def width(self, rows: int, longest: int) -> int:
+        """Values, at least D, that heads had better have for so many rows; those added are zero."""
+        ...
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        offsets: torch.Tensor,
+        longest: int,
+        scale: float,
+    ) -> torch.Tensor:
+        """See PackedAttention; heads have the width that was asked for."""
+        ...
+
+
+class OneKernel:
+    """The same kernel for every length."""
+
+    def __init__(self, name: str, width: int) -> None:
+        """Of that name. Raises ValueError for one that nobody registered."""
+        self._name = name
+        self._kernel = kernel_of(name)
+        self._width = width
+
+    @property
+    def kernels(self) -> Mapping[str, str]:
+        """The one."""
+        return {"attention": self._name}
+
+    def width(self, rows: int, longest: int) -> int:
+        """As they are."""
+        return self._width
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        offsets: torch.Tensor,
+        longest: int,
+        scale: float,
+    ) -> torch.Tensor:
+        """See Attention."""
+        return self._kernel(query, key, value, offsets, longest, scale)
 
 
 def masked(
@@ -80,10 +137,17 @@ def register(name: str, kernel: PackedAttention) -> None:
     AttentionInterface.register(_registered(name), interface)
 
 
+def kernel_of(name: str) -> PackedAttention:
+    """The kernel of that name. Raises ValueError if nobody registered it."""
+    if name not in KERNELS:
+        known = ", ".join(sorted(KERNELS))
+        raise ValueError(f"model.attention '{name}' is no kernel of this machine; those are: {known}")
+    return KERNELS[name]
+
+
 def use(tower: nn.Module, name: str) -> None:
     """Let all layers of a stock tower run on this kernel. Raises ValueError for a name nobody registered."""
-    if name not in KERNELS:
-        raise ValueError(f"attention kernel '{name}' is unknown; known: {', '.join(sorted(KERNELS))}")
+    kernel_of(name)
     # Not set_attn_implementation: for a "flash" name it goes looking for a kernel on the network.
     tower.config._attn_implementation = _registered(name)  # type: ignore[union-attr]
 

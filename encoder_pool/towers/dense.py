@@ -8,11 +8,12 @@ batch do not see each other, so padding is simply more sequences. Imports no tor
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from encoder_pool.core import Cost, Media, Modality, Part
+from encoder_pool.core import Cost, Media, Modality, Part, PreparedItem, Rung
 from encoder_pool.errors import UnsupportedMedia
 
 
@@ -43,6 +44,10 @@ class DenseAdapter:
     prefix: int
     parts: tuple[Part, ...] = ()
     sequence: SequenceShape
+
+    def split(self, item: PreparedItem, ladder: Sequence[Rung]) -> tuple[PreparedItem, ...]:
+        """The item, whole."""
+        return (item,)
 
     def capacity(self, budget: int) -> Cost:
         """What a rung of `budget` sequences holds. Raises ValueError below one."""

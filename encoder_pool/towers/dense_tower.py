@@ -37,8 +37,13 @@ class DenseTower:
 
     @property
     def weights_bytes(self) -> int:
-        """See KnowsItsWeights."""
+        """See KnowsItself."""
         return bytes_of(self.encode) if isinstance(self.encode, nn.Module) else 0
+
+    @property
+    def kernels(self) -> Mapping[str, str]:
+        """See KnowsItself."""
+        return {"blocks": "torch", "attention": "sdpa"}
 
     def stage(self, items: Sequence[StagedItem]) -> Mapping[str, torch.Tensor]:
         """The items' sequences, one after the other."""

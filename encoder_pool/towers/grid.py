@@ -2,19 +2,27 @@
 
 One adapter for every family in `families`: a tower whose input is packed patches and whose items are grids
 of them. Frames travel as uint8 after resizing; patches are cut and normalised in the tower (`grid_tower`).
+A long video is seen in pieces (`grid_split`); its grid is that of the whole video all the same.
 Imports no torch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
+
 from encoder_pool.config import LimitsConfig, ModelConfig
-from encoder_pool.core import Cost, Grid, Media, Modality, PreparedItem
+from encoder_pool.core import Cost, Grid, Media, Modality, PreparedItem, Rung
 from encoder_pool.media.source import digest
 from encoder_pool.towers.families import family_of, num_weights
 from encoder_pool.towers.grid_processing import GridProcessor
+from encoder_pool.towers.grid_split import chunks, frames_that_fit
 
 if TYPE_CHECKING:
     from encoder_pool.towers.adapter import Tower
@@ -54,11 +62,22 @@ class GridAdapter:
         )
 
     def cost(self, grid: Grid) -> Cost:
-        """What an item of this grid asks of a rung.
+        """What an item of this grid asks for, all its pieces together.
 
         Raises UndecodableMedia for a grid that does not divide by the merge, TooLarge beyond the positions.
         """
-        return self._geometry.cost(grid)
+        return Cost.total(map(self._geometry.cost, chunks(grid, self._processor.frames_per_chunk)))
+
+    def split(self, item: PreparedItem, ladder: Sequence[Rung]) -> tuple[PreparedItem, ...]:
+        """A clip in the chunks of its processor; elsewhere frames, if there are more than any rung holds."""
+        if self._geometry.is_clip:
+            grids = chunks(item.grid, self._processor.frames_per_chunk)
+        else:
+            grids = frames_that_fit(item.grid, self._geometry, ladder)
+        if len(grids) == 1:
+            return (item,)
+        *ends, _ = accumulate(grid.t * self._processor.frames_per_row for grid in grids)
+        return tuple(self._piece(item, *cut) for cut in zip(np.split(item.data, ends), grids, strict=True))
 
     def capacity(self, budget: int) -> Cost:
         """What a rung of `budget` tokens holds; one image may fill it. ValueError if there is none."""
@@ -70,13 +89,15 @@ class GridAdapter:
 
     def load(self, model: ModelConfig) -> Tower:
         """The stock tower and projector behind the normalisation. ValueError if the weights do not fit."""
-        from encoder_pool.towers.flat_patches import flatten_patch_embedding
         from encoder_pool.towers.grid_loading import load_encoder
         from encoder_pool.towers.grid_tower import GridTower
 
         encoder = load_encoder(self._family, self._checkpoint, model)
-        flatten_patch_embedding(encoder.tower)
-        return GridTower(encoder, self._geometry, self._processor.normalisation, model.device, model.dtype)
+        return GridTower(encoder, self._geometry, self._processor.normalisation, model)
+
+    def _piece(self, item: PreparedItem, data: npt.NDArray[np.generic], grid: Grid) -> PreparedItem:
+        cost = self._geometry.cost(grid)
+        return replace(item, data=data, grid=grid, cost=cost, tokens=cost.out_rows)
 
     def _check_match(self) -> None:
         processor, geometry = self._processor, self._geometry
@@ -90,3 +111,9 @@ class GridAdapter:
                     f"model.checkpoint {self._checkpoint}: the processor has {key} {cut}, "
                     f"but config.json makes it {taken}"
                 )
+        if geometry.max_frames is not None and (processor.frames_per_chunk or 1) > geometry.max_frames:
+            raise ValueError(
+                f"model.checkpoint {self._checkpoint}: the processor makes chunks of "
+                f"{processor.frames_per_chunk} frames (temporal_patch_size), but the tower's positions reach "
+                f"{geometry.max_frames} (pos_emb_time in config.json)"
+            )

@@ -1,8 +1,8 @@
 """Grid towers, the shard's half: uint8 frames -> packed patches -> stock transformers tower -> rows.
 
 Staging cuts frames into patches, in the order that the family packs them. The captured region normalises,
-as the family's image processor does, and calls the stock tower's own forward with every index tensor
-precomputed, its projector if it has one, and puts the deepstack levels beside the merged rows.
+as the family's image processor does, and calls the stock tower's own forward, on fused blocks, with every
+index tensor precomputed, its projector if it has one, and puts the deepstack levels beside the merged rows.
 
 Shapes: P patch rows, V values of a patch (channels, frames, rows, columns), O output rows.
 """
@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
-from encoder_pool.core import Cost, DType, Grid
-from encoder_pool.towers import attention
+from encoder_pool.config import ModelConfig
+from encoder_pool.core import Cost, Grid
 from encoder_pool.towers.adapter import InputSpec, Metadata, StagedItem
+from encoder_pool.towers.fused.fuse import fuse
 from encoder_pool.towers.grid_geometry import Geometry
 from encoder_pool.towers.grid_loading import Encoder
 from encoder_pool.towers.grid_metadata import GridMetadata
@@ -25,16 +26,10 @@ from encoder_pool.towers.loading import bytes_of
 
 
 class GridTower:
-    """A stock tower behind the pool's interface. Its attention runs on the kernel of this name."""
+    """A stock tower, fused, behind the pool's interface."""
 
     def __init__(
-        self,
-        encoder: Encoder,
-        geometry: Geometry,
-        normalisation: Normalisation,
-        device: str,
-        dtype: DType,
-        kernel: str = "masked",
+        self, encoder: Encoder, geometry: Geometry, normalisation: Normalisation, model: ModelConfig
     ) -> None:
         self.inputs: Mapping[str, InputSpec] = {
             "patches": InputSpec("patch_rows", (geometry.patch_values,), torch.uint8)
@@ -42,23 +37,27 @@ class GridTower:
         self.encoder = encoder
         self._geometry = geometry
         self._metadata = GridMetadata(encoder.tower, geometry)
-        self._dtype: torch.dtype = getattr(torch, dtype.value)
-        # Over the columns of a patch, channel by channel. Tensors, not Python numbers: CUDA turns a division
-        # by a number into a product, one bit off.
+        self._dtype: torch.dtype = getattr(torch, model.dtype.value)
+        # Over the columns of a patch, channel by channel.
         levels = 1 / normalisation.rescale
         values = geometry.patch_values // 3
         self._mean, self._std = (
-            (torch.tensor(numbers, dtype=torch.float32) * levels).repeat_interleave(values).to(device)
+            (torch.tensor(numbers, dtype=torch.float32) * levels).repeat_interleave(values).to(model.device)
             for numbers in (normalisation.mean, normalisation.std)
         )
         self._has_stock_mean = hasattr(encoder.tower, "temporal_merge")
-        self._first_row = torch.zeros(1, 1, 1, dtype=torch.int64, device=device)
-        attention.use(encoder.tower, kernel)
+        self._first_row = torch.zeros(1, 1, 1, dtype=torch.int64, device=model.device)
+        self._fused = fuse(encoder.tower, model)
 
     @property
     def weights_bytes(self) -> int:
-        """See KnowsItsWeights."""
+        """See KnowsItself."""
         return bytes_of(*(part for part in self.encoder if part is not None))
+
+    @property
+    def kernels(self) -> Mapping[str, str]:
+        """See KnowsItself."""
+        return self._fused.kernels
 
     def stage(self, items: Sequence[StagedItem]) -> Mapping[str, torch.Tensor]:
         """(P, V) patches of the items' uint8 (frames, height, width, 3) arrays.
@@ -73,8 +72,8 @@ class GridTower:
 
     def forward(self, inputs: Mapping[str, torch.Tensor], metadata: Metadata) -> torch.Tensor:
         """(O, width) rows. No host synchronisation."""
-        pixels = ((inputs["patches"].to(torch.float32) - self._mean) / self._std).to(self._dtype)
-        stock = dict(metadata)
+        pixels = self._fused.operations.normalise(inputs["patches"], self._mean, self._std, self._dtype)
+        stock = self._fused.arguments(metadata)
         if self._geometry.is_clip:
             return self._project(self._encode_clips(pixels, stock))
         output = self.encoder.tower(pixels, grid_thw=None, **stock)

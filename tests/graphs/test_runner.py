@@ -203,6 +203,17 @@ def test_a_failed_run_leaves_the_runner_usable() -> None:
     assert close(runner.run(batch, 0), runner.run(batch, None))
 
 
+def test_a_recording_computes_what_the_rung_holds_and_counts_as_no_run() -> None:
+    tower = RaggedTower()
+    runner = captured(tower, LADDER)
+    batch = clip_batch(tower, strip(2), seed=1)
+    rows = runner.run(batch, 1)
+    before = runner.counters
+    with torch.inference_mode():
+        assert torch.equal(runner.recording(1)()[: len(rows)], rows)
+    assert runner.counters == before
+
+
 def test_callers_on_many_threads_take_turns() -> None:
     tower = OverwritingTower()
     runner = captured(tower, LADDER)

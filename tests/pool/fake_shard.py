@@ -41,7 +41,7 @@ class FakeShard:
 
     async def capture(self) -> ShardReport:
         await self._live()
-        return ShardReport(LADDER, proportional(LADDER), MEMORY, self.number)
+        return ShardReport(LADDER, proportional(LADDER), MEMORY, {}, self.number)
 
     async def run(self, request: PackRequest) -> PackReply:
         self.packs.append(request)

@@ -59,6 +59,15 @@ def test_a_request_no_empty_replica_could_hold_is_too_large_and_not_overload() -
         held.add_tokens(1001)
 
 
+def test_what_a_request_holds_itself_is_no_overload_for_what_it_brings_next() -> None:
+    door = admission()
+    with door.request() as held:
+        held.add_bytes(600)
+        with pytest.raises(TooLarge, match=r"needs 1100 bytes; .* at most 1000 \(queue\.max_bytes\)"):
+            held.add_bytes(500)
+    assert door.shed_requests == 0
+
+
 def test_a_full_replica_refuses_before_anything_is_decoded() -> None:
     door = admission()
     with door.request() as held:

@@ -5,24 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from encoder_pool.config import LimitsConfig, PoolConfig
-from encoder_pool.core import Media, Modality, PreparedItem
+from encoder_pool.config import LimitsConfig
+from encoder_pool.core import Media, PreparedItem
 from encoder_pool.errors import (
     DeadlineExceeded,
     EncodeFailed,
     Internal,
     Overloaded,
-    PoolError,
     TooLarge,
     Unavailable,
     UndecodableMedia,
@@ -30,75 +25,8 @@ from encoder_pool.errors import (
 from encoder_pool.http.service import Encoded
 from encoder_pool.pool.info import memory_entries
 from encoder_pool.pool.messages import GpuMemory, ShardMemory
-from encoder_pool.pool.pool import Pool
-from encoder_pool.pool.ring import Ring
-from encoder_pool.pool.sizing import size_pool
-from encoder_pool.pool.worker import Worker
-from tests.pool.local_shard import LocalShard
+from tests.pool.local_pool import assert_rows, attempt, config, encode, encoding_slowly, running, until
 from tests.toy import NOT_FINITE, RAISES, SLOW, TOKENS, UNDECODABLE, ToyAdapter, expected, toy
-
-
-def config(**sections: Any) -> PoolConfig:
-    document: dict[str, Any] = {
-        "model": {"name": "toy", "adapter": "tests.toy:ToyAdapter", "checkpoint": "unused"},
-        "ladder": {"min": 1, "max": 8},
-        "queue": {"deadline_s": 10},
-    }
-    return PoolConfig.model_validate({**document, **sections})
-
-
-@asynccontextmanager
-async def running(settings: PoolConfig) -> AsyncIterator[tuple[Pool, list[LocalShard]]]:
-    adapter = ToyAdapter(Path())
-    sizing = size_pool(settings, adapter)
-    ring = Ring.create(sizing.slots, sizing.input_bytes, sizing.output_bytes)
-    shards: list[LocalShard] = []
-
-    def start_shard() -> LocalShard:
-        shards.append(LocalShard(settings, Path(), sizing.ladder, ring.address))
-        return shards[-1]
-
-    worker = Worker(settings.shard, start_shard)
-    await worker.start()
-    pool = Pool(settings, adapter, sizing, ring, worker, time.monotonic)
-    pool.start()
-    try:
-        yield pool, shards
-    finally:
-        pool.stop()
-
-
-async def encode(pool: Pool, *items: bytes, deadline_s: float = 10.0) -> Encoded:
-    media = [Media(Modality.IMAGE, data, f"input[{at}]") for at, data in enumerate(items)]
-    with pool.admit() as reservation:
-        return await pool.encode(media, reservation, deadline_s)
-
-
-async def attempt(pool: Pool, *items: bytes, deadline_s: float = 10.0) -> Encoded | PoolError:
-    try:
-        return await encode(pool, *items, deadline_s=deadline_s)
-    except PoolError as error:
-        return error
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for what must come; a test that waits in vain fails."""
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.002)
-
-
-async def encoding_slowly(pool: Pool, shards: list[LocalShard]) -> asyncio.Task[Encoded]:
-    """A request whose pack the shard has begun, and will be at for a while."""
-    task = asyncio.create_task(encode(pool, toy(1, SLOW)))
-    await until(lambda: shards[0].busy_s > 0)
-    return task
-
-
-def assert_rows(encoded: Encoded | PoolError, *values: int) -> None:
-    assert isinstance(encoded, Encoded)
-    for embedding, value in zip(encoded.embeddings, values, strict=True):
-        np.testing.assert_array_equal(embedding.rows, expected(value))
 
 
 async def test_items_of_one_request_come_back_in_its_order() -> None:

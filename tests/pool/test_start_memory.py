@@ -85,7 +85,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Start:
 
 def test_the_weights_are_the_towers_alone(alone: Start, whole: Start) -> None:
     assert alone.weights_bytes == whole.weights_bytes
-    assert 4 * 1_335_328 <= whole.weights_bytes < 4 * 1_335_328 + 4096  # and two tables of frequencies
+    # Beside them two tables of frequencies, and the zeros that widen the MLPs.
+    assert 4 * 1_335_328 <= whole.weights_bytes < 4 * 1_335_328 * 1.06
 
 
 def test_the_rest_of_the_checkpoint_is_never_in_memory(alone: Start, whole: Start) -> None:

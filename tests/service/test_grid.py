@@ -1,10 +1,12 @@
-"""A grid tower as a service: images of many sizes and a video, packed, against the stock model."""
+"""Grid towers as a service: images of many sizes and videos of any length, against the stock models."""
 
 from __future__ import annotations
 
 import asyncio
 import io
+import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +17,7 @@ from PIL import Image
 from encoder_pool.client import AsyncEncoderClient, EncodedItem, EncoderClient
 from encoder_pool.config import LimitsConfig
 from encoder_pool.core import Media, Modality
+from encoder_pool.towers.grid import GridAdapter
 from tests.media.clips import film, gray_frames
 from tests.service.running import Service, serving
 from tests.service.toys import toy_file
@@ -29,6 +32,11 @@ TOLERANCE = 1e-5
 class Grid(NamedTuple):
     service: Service
     case: GridCase
+    kimi: GridCase
+
+    @property
+    def kimi_url(self) -> str:
+        return f"http://127.0.0.1:{self.service.port}/kimi"
 
     def reference(self, media: Media) -> np.ndarray:
         item = self.case.adapter.prepare(media, LimitsConfig())
@@ -38,16 +46,36 @@ class Grid(NamedTuple):
 
 @pytest.fixture(scope="module")
 def grid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Grid]:
-    """Qwen3-VL's tower at a small random size, from a full sharded checkpoint."""
-    checkpoint = tmp_path_factory.mktemp("qwen3_vl")
-    case = GridCase.at("qwen3_vl", checkpoint)
+    """The towers of Qwen3-VL and Kimi-K2.5 at small random sizes, from full sharded checkpoints."""
+    qwen, kimi = (GridCase.at(family, tmp_path_factory.mktemp(family)) for family in ("qwen3_vl", "kimi_k25"))
+    qwen = with_large_frames(qwen)
     file = toy_file(tmp_path_factory.mktemp("service"), ladder={"min": 64, "max": 1024})
     document = yaml.safe_load(file.read_text())
-    model = {"name": "tiny", "adapter": "grid", "checkpoint": str(checkpoint)}
-    document["applications"][0]["args"]["model"] = model
+    (toys,) = document["applications"]
+    document["applications"] = [
+        {
+            **toys,
+            "name": case.family,
+            "route_prefix": route,
+            "args": {**toys["args"], "model": model_of(case)},
+        }
+        for case, route in ((qwen, "/image"), (kimi, "/kimi"))
+    ]
     file.write_text(yaml.safe_dump(document))
     with serving(file) as service:
-        yield Grid(service, case)
+        yield Grid(service, qwen, kimi)
+
+
+def with_large_frames(case: GridCase) -> GridCase:
+    """The processor gives a video so many pixels that twelve frames are beyond 1024 tokens."""
+    file = case.folder / "video_preprocessor_config.json"
+    size = {"shortest_edge": 2**17, "longest_edge": 2**23}
+    file.write_text(json.dumps({**json.loads(file.read_text()), "size": size}))
+    return replace(case, adapter=GridAdapter(case.folder))
+
+
+def model_of(case: GridCase) -> dict[str, str]:
+    return {"name": "tiny", "adapter": "grid", "checkpoint": str(case.folder)}
 
 
 def picture(width: int, height: int, seed: int) -> bytes:
@@ -95,3 +123,31 @@ def test_a_video_gets_the_stock_models_rows(grid: Grid) -> None:
     assert item.modality is Modality.VIDEO
     assert item.grid.t > 1
     assert_same(item, grid.reference(Media(Modality.VIDEO, data, "")))
+
+
+def test_a_video_beyond_the_largest_rung_gets_the_stock_models_rows(grid: Grid) -> None:
+    data = film(gray_frames(24, 480, 640), rate=4)
+    before = grid.service.info(grid.service.image)
+    with EncoderClient(grid.service.image) as client:
+        item = client.encode(data)[0]
+    after = grid.service.info(grid.service.image)
+    assert item.tokens > after["ladder"]["rungs"][-1]["capacity"]["out_rows"]
+    assert_same(item, grid.reference(Media(Modality.VIDEO, data, "")))
+    names = ("items_ok", "items_split", "items_packed", "pieces")
+    ok, split, packed, pieces = (after["counters"][name] - before["counters"][name] for name in names)
+    assert (ok, split) == (1, 1)
+    assert packed == pieces > 1
+    assert not after["counters"]["shard"]["eager"]
+
+
+def test_a_kimi_video_of_many_chunks_gets_the_stock_models_rows_chunk_by_chunk(grid: Grid) -> None:
+    data = film(gray_frames(44, 240, 320), rate=8)
+    with EncoderClient(grid.kimi_url) as client:
+        item = client.encode(data)[0]
+    assert item.grid.t == 11
+    prepared = grid.kimi.adapter.prepare(Media(Modality.VIDEO, data, ""), LimitsConfig())
+    chunks = grid.kimi.adapter.split(prepared, [])
+    assert [chunk.grid.t for chunk in chunks] == [4, 4, 3]
+    rows = [grid.kimi.reference(staged(chunk)).numpy() for chunk in chunks]
+    assert_same(item, np.concatenate(rows))
+    assert grid.service.info(grid.kimi_url)["counters"]["pieces"] == 3

@@ -12,8 +12,10 @@ import torch
 from PIL import Image
 
 from encoder_pool.config import LimitsConfig
-from encoder_pool.core import Media, Modality, Part
+from encoder_pool.core import Cost, Grid, Media, Modality, Part, PreparedItem, Rung
+from encoder_pool.errors import UndecodableMedia
 from encoder_pool.towers.grid import GridAdapter
+from tests.media.clips import film
 
 from .cases import assert_close, run, staged
 from .grid_checkpoints import FAMILIES, TEXT, GridCase
@@ -22,6 +24,10 @@ from .grid_checkpoints import FAMILIES, TEXT, GridCase
 @pytest.fixture(scope="module", params=FAMILIES)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> GridCase:
     return GridCase.at(request.param, tmp_path_factory.mktemp(request.param))
+
+
+KIMI = pytest.mark.parametrize("case", ["kimi_k25"], indirect=True)
+QWEN = pytest.mark.parametrize("case", [name for name in FAMILIES if name != "kimi_k25"], indirect=True)
 
 
 def png(width: int, height: int) -> Media:
@@ -39,6 +45,77 @@ def test_a_prepared_image_gets_the_stock_models_rows(case: GridCase) -> None:
     rows = run(case.tower, [staged(item)])
     assert rows.shape == (item.tokens, case.adapter.width)
     assert_close(rows, case.reference(staged(item)))
+
+
+def video(frames: int) -> Media:
+    """Twice as many frames as are sampled of it, each of them noise."""
+    pixels = np.random.default_rng(1).integers(0, 256, (2 * frames, 120, 160, 3), np.uint8)
+    return Media(Modality.VIDEO, film(pixels, rate=4), "input[0]")
+
+
+def ladder(case: GridCase, *budgets: int) -> list[Rung]:
+    return [Rung(budget, case.adapter.capacity(budget)) for budget in budgets]
+
+
+def assert_is_cut(item: PreparedItem, pieces: tuple[PreparedItem, ...]) -> None:
+    """Views of the item's frames, in order, that cost and give what it does."""
+    np.testing.assert_array_equal(np.concatenate([piece.data for piece in pieces]), item.data)
+    assert all(np.shares_memory(piece.data, item.data) for piece in pieces)
+    assert all(piece.data.flags.c_contiguous for piece in pieces)
+    assert Cost.total(piece.cost for piece in pieces) == item.cost
+    assert sum(piece.tokens for piece in pieces) == item.tokens
+    assert {(piece.digest, piece.source) for piece in pieces} == {(item.digest, item.source)}
+
+
+@QWEN
+def test_pieces_of_a_video_get_the_rows_of_the_stock_model(case: GridCase) -> None:
+    item = case.adapter.prepare(video(12), LimitsConfig())
+    two_frames = 2 * item.tokens // item.grid.t
+    pieces = case.adapter.split(item, ladder(case, 8, two_frames))
+    assert [piece.grid.t for piece in pieces] == [2, 2, 2]
+    assert_is_cut(item, pieces)
+    rows = torch.cat([run(case.tower, [staged(piece)]) for piece in pieces])
+    assert_close(rows, case.reference(staged(item)))
+
+
+@KIMI
+def test_chunks_of_a_video_get_the_rows_of_the_stock_model_together_and_apart(case: GridCase) -> None:
+    item = case.adapter.prepare(video(13), LimitsConfig())
+    assert item.grid.t == 13
+    pieces = case.adapter.split(item, ladder(case, 8))
+    assert [piece.grid.t for piece in pieces] == [4, 4, 4, 1]
+    assert_is_cut(item, pieces)
+    reference = torch.cat([case.reference(staged(piece)) for piece in pieces])
+    assert_close(torch.cat([run(case.tower, [staged(piece)]) for piece in pieces]), reference)
+    assert_close(run(case.tower, [staged(piece) for piece in pieces]), reference)
+
+
+@KIMI
+def test_chunks_are_cut_no_further_and_not_joined(case: GridCase) -> None:
+    item = case.adapter.prepare(video(6), LimitsConfig())
+    for budgets in ((1,), (4096,)):
+        assert [piece.grid.t for piece in case.adapter.split(item, ladder(case, *budgets))] == [4, 2]
+
+
+def test_what_fits_a_rung_is_whole_and_so_is_every_image(case: GridCase) -> None:
+    clip = case.adapter.prepare(video(4), LimitsConfig())
+    image = case.adapter.prepare(png(300, 200), LimitsConfig())
+    assert case.adapter.split(clip, ladder(case, 4096)) == (clip,)
+    assert case.adapter.split(image, ladder(case, 1)) == (image,)
+
+
+def test_a_tower_whose_positions_do_not_reach_a_chunk_is_refused(tmp_path: Path) -> None:
+    GridCase.at("kimi_k25", tmp_path)
+    file = tmp_path / "video_preprocessor_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "temporal_patch_size": 5}))
+    with pytest.raises(ValueError, match=r"chunks of 5 frames \(temporal_patch_size\).* 4 \(pos_emb_time"):
+        GridAdapter(tmp_path)
+
+
+def test_a_grid_without_whole_units_is_refused_before_it_is_cut(case: GridCase) -> None:
+    for grid in (Grid(0, 2, 2), Grid(9, 3, 4)):
+        with pytest.raises(UndecodableMedia, match="positive multiples of 2"):
+            case.adapter.cost(grid)
 
 
 def test_columns_are_named_where_there_are_several_things(case: GridCase) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -14,9 +13,14 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from encoder_pool.core import Grid
 from encoder_pool.towers import attention
 from encoder_pool.towers.adapter import Metadata
+from encoder_pool.towers.families import family_of
+from encoder_pool.towers.grid_loading import load_encoder
+from encoder_pool.towers.grid_tower import GridTower
 
-from .cases import assert_close
+from .cases import assert_close, model_config
 from .grid_checkpoints import FAMILIES, GridCase
+
+T = TypeVar("T")
 
 GRIDS = (Grid(1, 6, 10), Grid(3, 8, 8), Grid(1, 2, 2))
 BUDGET = 128
@@ -50,13 +54,11 @@ def pessimal(
 attention.register("pessimal", pessimal)
 
 
-@contextmanager
-def on_kernel(case: GridCase, implementation: str) -> Iterator[None]:
-    config: Any = case.tower.encoder.tower.config
-    before = config._attn_implementation
-    config._attn_implementation = implementation
-    yield
-    config._attn_implementation = before
+def on_kernel(case: GridCase, name: str) -> GridTower:
+    """The case's tower with another attention kernel."""
+    tower = case.adapter.load(model_config(attention=name))
+    assert isinstance(tower, GridTower)
+    return tower
 
 
 def padded(case: GridCase) -> tuple[dict[str, torch.Tensor], Metadata]:
@@ -68,31 +70,39 @@ def padded(case: GridCase) -> tuple[dict[str, torch.Tensor], Metadata]:
     return {"patches": static}, case.tower.metadata(GRIDS, capacity)
 
 
-def forward_on_fakes(case: GridCase) -> tuple[int, ...]:
+def on_fakes(forward: Callable[..., T], case: GridCase) -> T:
+    """The forward of the case's items, on tensors that have no values."""
     inputs, metadata = padded(case)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.inference_mode():
         fakes = {
             key: mode.from_tensor(value) if isinstance(value, torch.Tensor) else value
             for key, value in metadata.items()
         }
-        rows = case.tower.forward({key: mode.from_tensor(value) for key, value in inputs.items()}, fakes)
-    return tuple(rows.shape)
+        return forward({key: mode.from_tensor(value) for key, value in inputs.items()}, fakes)
 
 
 def test_the_captured_region_never_asks_for_a_value(case: GridCase) -> None:
-    assert forward_on_fakes(case) == (BUDGET, case.adapter.width)
+    assert tuple(on_fakes(case.tower.forward, case).shape) == (BUDGET, case.adapter.width)
 
 
 def test_the_stock_attention_would_ask(case: GridCase) -> None:
-    with on_kernel(case, "sdpa"), pytest.raises(DataDependentOutputException):
-        forward_on_fakes(case)
+    family, _ = family_of(case.folder)
+    stock = load_encoder(family, case.folder, model_config()).tower
+
+    def forward(inputs: Mapping[str, torch.Tensor], metadata: Mapping[str, Any]) -> object:
+        pixels = inputs["patches"].float()
+        pixels = pixels.view(-1, 3, case.stock.patch, case.stock.patch) if case.is_clip else pixels
+        return stock(pixels, grid_thw=None, **metadata)
+
+    with pytest.raises(DataDependentOutputException):
+        on_fakes(forward, case)
 
 
 def test_on_a_kernel_that_spreads_nan_the_covered_tail_reaches_nobody(case: GridCase) -> None:
     inputs, metadata = padded(case)
     expected = torch.cat([case.reference(item) for item in case.items(GRIDS)])
-    with on_kernel(case, "encoder_pool_flash_pessimal"), torch.inference_mode():
-        rows = case.tower.forward(inputs, metadata)
+    with torch.inference_mode():
+        rows = on_kernel(case, "pessimal").forward(inputs, metadata)
     assert rows.isfinite().all()
     assert_close(rows[: len(expected)], expected)
 
@@ -103,13 +113,24 @@ def test_on_that_kernel_a_tail_of_nobody_would_reach_the_items(case: GridCase) -
     offsets = metadata["cu_seqlens"]
     assert isinstance(offsets, torch.Tensor)
     uncovered = {**metadata, "cu_seqlens": offsets.clamp(max=rows)}
-    with on_kernel(case, "encoder_pool_flash_pessimal"), torch.inference_mode():
-        assert case.tower.forward(inputs, uncovered)[0].isnan().any()
+    with torch.inference_mode():
+        assert on_kernel(case, "pessimal").forward(inputs, uncovered)[0].isnan().any()
 
 
 def test_an_unknown_kernel_is_refused(case: GridCase) -> None:
-    with pytest.raises(ValueError, match=r"attention kernel 'fast' is unknown; known: .*masked"):
-        attention.use(case.tower.encoder.tower, "fast")
+    with pytest.raises(ValueError, match=r"model\.attention 'fast' is no kernel of this machine.*masked"):
+        on_kernel(case, "fast")
+
+
+def test_heads_widened_by_zeros_give_the_same_rows(case: GridCase) -> None:
+    inputs, metadata = padded(case)
+    wide = case.adapter.load(model_config())
+    assert isinstance(wide, GridTower)
+    stock: Any = wide.encoder.tower
+    for block in stock.blocks if hasattr(stock, "blocks") else stock.layers:
+        block.attention = attention.OneKernel("masked", block.attention.width(1, 1) + 8)
+    with torch.inference_mode():
+        assert_close(wide.forward(inputs, metadata), case.tower.forward(inputs, metadata))
 
 
 def test_the_masked_kernel_is_attention_within_each_sequence() -> None:

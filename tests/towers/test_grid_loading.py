@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 from encoder_pool.core import DType, Grid
 from encoder_pool.towers.families import FAMILIES as TABLE
 from encoder_pool.towers.families import family_of
-from encoder_pool.towers.flat_patches import FlatPatches, flatten_patch_embedding
+from encoder_pool.towers.fused.fuse import fuse
+from encoder_pool.towers.fused.patches import FlatPatches
 from encoder_pool.towers.grid_loading import Encoder, load_encoder
 
 from .cases import assert_close, model_config, randomised, run
@@ -176,7 +177,7 @@ def test_only_the_pools_own_tower_has_its_patch_embedding_replaced(folder: Path)
     encoder = load(folder)
     tower: Any = encoder.tower
     assert isinstance(tower.patch_embed.proj, torch.nn.Conv2d | torch.nn.Conv3d)
-    flatten_patch_embedding(tower)
+    fuse(tower, model_config())
     assert isinstance(tower.patch_embed.proj, FlatPatches)
 
 

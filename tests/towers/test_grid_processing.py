@@ -27,6 +27,7 @@ from encoder_pool.media.video import Clip, Selection
 from encoder_pool.towers import grid_processing
 from encoder_pool.towers.families import FAMILIES
 from encoder_pool.towers.grid_processing import GridProcessor, Normalisation, Pixels, Processed
+from encoder_pool.towers.grid_split import chunks
 from tests.conftest import MEDIA
 from tests.media.clips import gray_frames, shade
 from tests.odd_media import photo, speechlike, wav
@@ -174,9 +175,7 @@ def test_pixels_are_as_the_torchvision_processors_have_them(
     data, grid, _ = processor(png(case.input()[0], Modality.IMAGE if is_image else Modality.VIDEO), LIMITS)
     with np.load(PIXELS) as file:
         expected, grids = file[f"{name}/patches"], file[f"{name}/grids"]
-    chunk = processor.frames_per_chunk or grid.t
-    lengths = [min(chunk, grid.t - start) for start in range(0, grid.t, chunk)]
-    assert grids.tolist() == [[length, grid.h, grid.w] for length in lengths]
+    assert [Grid(*each) for each in grids.tolist()] == [*chunks(grid, processor.frames_per_chunk)]
     ours = patches(data, grid, processor, is_merged="qwen" in name)
     difference = np.abs(ours.astype(int) - expected)
     assert difference.max() <= (2 if case.is_resized else 0)

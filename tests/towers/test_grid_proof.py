@@ -21,7 +21,14 @@ from .proof import HALF, REAL, TINY, Place, Proof, Subject, of_each
 
 
 def kernels(place: Place) -> list[str]:
-    return ["masked"]
+    """What a tower is proven on: all that this machine's kind has, and the choice among them."""
+    if place.device == "cpu" or not torch.cuda.is_available():
+        return ["masked"]
+    from encoder_pool.towers.attention import KERNELS
+    from encoder_pool.towers.gpu_attention import candidates
+
+    ours = [name for name in candidates(torch.bfloat16, 64) if name.startswith("triton")]
+    return ["auto", *ours[:1], *(name for name in KERNELS if name not in ours)]
 
 
 def combinations(place: Place, *families: str) -> list[object]:

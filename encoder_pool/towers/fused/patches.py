@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
@@ -24,9 +22,3 @@ class FlatPatches(nn.Module):
     def forward(self, patches: torch.Tensor) -> torch.Tensor:
         """(N, ...) of a patch's values -> (N, hidden)."""
         return F.linear(patches.flatten(1), self.weight, self.bias)
-
-
-def flatten_patch_embedding(tower: nn.Module) -> None:
-    """Replace the convolution of a stock grid tower, in place."""
-    embedding: Any = tower.patch_embed
-    embedding.proj = FlatPatches(embedding.proj)

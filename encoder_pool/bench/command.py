@@ -1,0 +1,139 @@
+"""`encoder-pool bench`: its options, and what it says while it measures and at the end.
+
+Imports torch and matplotlib only when a command runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+
+from encoder_pool.bench.cases import TOWERS, WORKLOADS, Case, Subject
+from encoder_pool.bench.results import Results, read
+from encoder_pool.bench.table import report
+from encoder_pool.launch.show import progress_bar
+
+Say = Callable[[str, float | None], None]
+
+_PICTURES = (".png", ".svg", ".pdf")
+
+
+def add_commands(parser: argparse.ArgumentParser, target: Callable[[str], Path]) -> None:
+    """The commands under `bench`; `target` reads the name of a file to be written."""
+
+    def picture(text: str) -> Path:
+        if Path(text).suffix not in _PICTURES:
+            raise argparse.ArgumentTypeError(f"{text} is no picture; one ends with {' or '.join(_PICTURES)}")
+        return target(text)
+
+    commands = parser.add_subparsers(required=True, metavar="BENCHMARK")
+    tower = commands.add_parser("tower", help="time towers beside stock transformers, the seed and the floor")
+    tower.add_argument("--device", choices=sorted(WORKLOADS), help="by default a GPU if there is one")
+    known = ", ".join(TOWERS)
+    tower.add_argument("--towers", type=_subjects, help=f"{known}, or checkpoints; separated by commas")
+    tower.add_argument("--cases", type=_cases, help="IMAGESxTOKENS, e.g. 1x256,8x256; images are square")
+    tower.add_argument("--quick", action="store_true", help="fewer repeats and rungs, no sum of kernels")
+    tower.add_argument("--out", type=target, help="write the results to this JSON file, as they come")
+    tower.add_argument("--plot", type=picture, help="draw them to this file, e.g. tower.png")
+    tower.set_defaults(run=_tower)
+    plot = commands.add_parser("plot", help="draw the results of an earlier run")
+    plot.add_argument("results", type=Path, help="what --out has written")
+    plot.add_argument("picture", type=picture, help="e.g. tower.png")
+    plot.set_defaults(run=_plot)
+
+
+def _subjects(text: str) -> tuple[Subject, ...]:
+    return tuple(Subject.named(name) for name in text.split(","))
+
+
+def _cases(text: str) -> tuple[Case, ...]:
+    try:
+        return tuple(Case.named(name) for name in text.split(","))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _tower(arguments: argparse.Namespace) -> int:
+    from encoder_pool.bench.prepare import Options, prepare
+    from encoder_pool.bench.tower import bench, complaints
+
+    options = Options(
+        device=arguments.device,
+        subjects=arguments.towers,
+        cases=arguments.cases,
+        is_quick=arguments.quick,
+        out=arguments.out,
+        plot=arguments.plot,
+    )
+    try:
+        _require_matplotlib(options.plot)
+        run = prepare(options)
+    except ValueError as error:
+        return _refuse(error)
+    with _telling() as say:
+        results = bench(run, options, say)
+    out = Console()
+    for part in report(results):
+        out.print(part, markup=False, highlight=False)
+    found = complaints(results)
+    _complain(found)
+    _draw(results, options.plot)
+    return 1 if found else 0
+
+
+def _plot(arguments: argparse.Namespace) -> int:
+    try:
+        _require_matplotlib(arguments.picture)
+        _draw(read(arguments.results), arguments.picture)
+    except (ValueError, OSError) as error:
+        return _refuse(error)
+    return 0
+
+
+def _draw(results: Results, path: Path | None) -> None:
+    if path is not None:
+        from encoder_pool.bench.plot import draw
+
+        draw(results, path)
+
+
+def _require_matplotlib(path: Path | None) -> None:
+    if path is not None and importlib.util.find_spec("matplotlib") is None:
+        raise ValueError(
+            f"{path} is drawn with the package 'matplotlib', which is not installed; "
+            "run: pip install 'encoder-pool[bench]'"
+        )
+
+
+def _refuse(error: Exception) -> int:
+    _complain([str(error)])
+    return 2
+
+
+def _complain(problems: Sequence[str]) -> None:
+    for problem in problems:
+        message = f"encoder-pool: {problem}"
+        Console(stderr=True).print(message, style="red", markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _telling() -> Iterator[Say]:
+    """A bar on a terminal; elsewhere a line for all that is begun and found, as it happens."""
+    console = Console(stderr=True)
+    if console.is_terminal:
+        with progress_bar() as say:
+            yield say
+        return
+    started = time.monotonic()
+
+    def print_line(message: str, fraction: float | None) -> None:
+        line = f"{time.monotonic() - started:6.1f} s  {fraction or 0:4.0%}  {message}"
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    yield print_line

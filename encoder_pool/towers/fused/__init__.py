@@ -1,0 +1,1 @@
+"""A stock tower's blocks with fewer and faster launches; everything around the blocks stays stock."""

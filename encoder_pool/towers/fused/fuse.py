@@ -1,0 +1,100 @@
+"""Makes a stock tower fast, in place: fused blocks, positions, patch embedding; kernels for its device.
+
+Everything around them, above all the tower's own forward, stays stock.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from encoder_pool.config import ModelConfig
+from encoder_pool.core import DType
+from encoder_pool.towers.adapter import Metadata
+from encoder_pool.towers.attention import Attention, OneKernel
+from encoder_pool.towers.fused.block import Between, FusedBlock
+from encoder_pool.towers.fused.operations import Operations, PlainOperations
+from encoder_pool.towers.fused.patches import FlatPatches
+from encoder_pool.towers.fused.positions import InterpolatedPositions, Taps
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """What a fused tower runs on.
+
+    one_tap  (1, 1) weight of the only tap that fused positions leave; None where stock's own are used
+    """
+
+    operations: Operations
+    attention: Attention
+    one_tap: torch.Tensor | None
+
+    @property
+    def kernels(self) -> Mapping[str, str]:
+        """See KnowsItself."""
+        return {"blocks": self.operations.name, **self.attention.kernels}
+
+    def arguments(self, metadata: Metadata) -> dict[str, Any]:
+        """The keyword arguments of the stock forward."""
+        arguments: dict[str, Any] = dict(metadata)
+        if self.one_tap is not None:
+            arguments["interp_indices"] = Taps(arguments["interp_indices"], arguments["interp_weights"])
+            arguments["interp_weights"] = self.one_tap
+        return arguments
+
+
+def fuse(tower: nn.Module, model: ModelConfig) -> Fused:
+    """Fuse a tower that lies on its device. Raises ValueError for a kernel that there is not."""
+    stock: Any = tower
+    blocks = stock.blocks if hasattr(stock, "blocks") else stock.layers
+    operations = operations_for(model)
+    attention = attention_for(model, blocks[0].attn, operations)
+    _fuse_blocks(blocks, stock.config, operations, attention)
+    stock.patch_embed.proj = FlatPatches(stock.patch_embed.proj)
+    one_tap = None
+    if hasattr(stock, "pos_embed"):
+        stock.pos_embed = InterpolatedPositions(stock.pos_embed, operations)
+        one_tap = torch.ones(1, 1, dtype=getattr(torch, model.dtype.value), device=model.device)
+    return Fused(operations, attention, one_tap)
+
+
+def operations_for(model: ModelConfig) -> Operations:
+    """Triton's where they run; in float32, which is for comparing, torch's own."""
+    is_half = model.dtype is not DType.FLOAT32
+    if model.device == "cuda" and is_half and importlib.util.find_spec("triton") and _has_compiler():
+        from encoder_pool.towers.fused.triton_operations import TritonOperations
+
+        return TritonOperations()
+    return PlainOperations()
+
+
+def attention_for(model: ModelConfig, stock: Any, operations: Operations) -> Attention:
+    """What `model.attention` asks for, for heads like those of a stock attention."""
+    width = stock.proj.in_features // stock.num_heads
+    if model.device == "cuda":
+        from encoder_pool.towers.measured_attention import MeasuredAttention
+
+        if model.attention == "auto" and model.dtype is not DType.FLOAT32:
+            return MeasuredAttention(stock.num_heads, width, getattr(torch, model.dtype.value), operations)
+    return OneKernel("masked" if model.attention == "auto" else model.attention, width)
+
+
+def _fuse_blocks(blocks: nn.ModuleList, config: Any, operations: Operations, attention: Attention) -> None:
+    """Each stock block is let go before the next is copied."""
+    read = {*getattr(config, "deepstack_visual_indexes", ()), len(blocks) - 1}
+    before = None
+    for at, block in enumerate(blocks):
+        after = None if at in read else Between()
+        blocks[at] = FusedBlock(block, config.hidden_act, before, after, operations, attention)
+        before = after
+
+
+def _has_compiler() -> bool:
+    """Triton compiles the launcher of its kernels with one."""
+    return any(shutil.which(name) for name in ("cc", "gcc", "clang"))

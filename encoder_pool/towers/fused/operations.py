@@ -1,0 +1,126 @@
+"""What a block does between its products: the operations, and their plain form in torch's own functions.
+
+`PlainOperations` runs everywhere and says what each operation means; `triton_operations` has the same for a
+GPU. Knows no blocks.
+
+Shapes: T rows, C columns, H heads, D values of a head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """The numbers of a LayerNorm, or, without a bias, of an RMSNorm. weight, bias: (C,)."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    eps: float
+
+    @staticmethod
+    def of(stock: nn.Module) -> Norm:
+        """The numbers of a stock norm."""
+        norm: Any = stock
+        if isinstance(stock, nn.LayerNorm):
+            return Norm(norm.weight, norm.bias, norm.eps)
+        return Norm(norm.weight, None, norm.variance_epsilon)
+
+
+class Operations(Protocol):
+    """The operations, for contiguous tensors. None synchronises; what is changed in place says so."""
+
+    name: str
+
+    def normalise(
+        self, pixels: torch.Tensor, mean: torch.Tensor, std: torch.Tensor, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """(T, C) uint8 -> (T, C): (pixels - mean) / std in float32, rounded once. mean, std: (C,) float32."""
+        ...
+
+    def interpolate(self, table: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Rows of a table (N, C), summed by weight: indices and weights (T, taps) -> (T, C)."""
+        ...
+
+    def norm(self, hidden: torch.Tensor, branch: torch.Tensor | None, norm: Norm) -> torch.Tensor:
+        """Add the branch to hidden in place, (T, C) both, and return that normalised."""
+        ...
+
+    def rotate(
+        self, heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, width: int
+    ) -> torch.Tensor:
+        """(T, 3, H, D) with queries and keys, the first two of the three, rotated, in place if it can be.
+
+        Neighbours, values 2i and 2i + 1, are turned by angle i of cosines and sines, (T, D) each. Heads then
+        have `width` >= D values; what is added is zero.
+        """
+        ...
+
+    def gated_silu(self, gates_and_values: torch.Tensor) -> torch.Tensor:
+        """(T, 2 * C) -> (T, C): silu of the first half times the second."""
+        ...
+
+    def gelu_linear(self, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        """(T, C) -> (T, O): gelu, in its tanh form, of the product with weight (O, C) plus bias (O,)."""
+        ...
+
+    def quick_gelu_linear(self, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        """The same with x * sigmoid(1.702 x): https://arxiv.org/abs/1606.08415, section 2."""
+        ...
+
+
+class PlainOperations:
+    """Torch's own functions."""
+
+    name = "torch"
+
+    def normalise(
+        self, pixels: torch.Tensor, mean: torch.Tensor, std: torch.Tensor, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """See Operations."""
+        # By a tensor, not a number: CUDA turns a division by a number into a product, one bit off.
+        return ((pixels.to(torch.float32) - mean) / std).to(dtype)
+
+    def interpolate(self, table: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """See Operations."""
+        return (table[indices] * weights[..., None]).sum(1).to(table.dtype)
+
+    def norm(self, hidden: torch.Tensor, branch: torch.Tensor | None, norm: Norm) -> torch.Tensor:
+        """See Operations."""
+        if branch is not None:
+            hidden.add_(branch)
+        shape = norm.weight.shape
+        if norm.bias is None:
+            return F.rms_norm(hidden, shape, norm.weight, norm.eps)
+        return F.layer_norm(hidden, shape, norm.weight, norm.bias, norm.eps)
+
+    def rotate(
+        self, heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, width: int
+    ) -> torch.Tensor:
+        """See Operations."""
+        half = heads.shape[-1] // 2
+        cosine, sine = (angles[:, None, None, :half].float() for angles in (cosines, sines))
+        first, second = heads[:, :2].view(*heads[:, :2].shape[:-1], half, 2).float().unbind(-1)
+        turned = torch.stack((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
+        heads[:, :2] = turned.flatten(-2)
+        return F.pad(heads, (0, width - 2 * half))
+
+    def gated_silu(self, gates_and_values: torch.Tensor) -> torch.Tensor:
+        """See Operations."""
+        gates, values = gates_and_values.chunk(2, dim=-1)
+        return F.silu(gates) * values
+
+    def gelu_linear(self, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        """See Operations."""
+        return F.gelu(F.linear(rows, weight, bias), approximate="tanh")
+
+    def quick_gelu_linear(self, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        """See Operations."""
+        product = F.linear(rows, weight, bias)
+        return product * torch.sigmoid(1.702 * product)
