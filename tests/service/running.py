@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,22 +26,23 @@ STOP_S = 60.0
 
 @dataclass(frozen=True)
 class Service:
-    """A running service and the process that started it."""
+    """A running service, the process that started it, and the lines that this printed."""
 
     port: int
     process: subprocess.Popen[str]
-
-    @property
-    def image(self) -> str:
-        return f"http://127.0.0.1:{self.port}/image"
-
-    @property
-    def audio(self) -> str:
-        return f"http://127.0.0.1:{self.port}/audio"
+    lines: list[str]
 
     @property
     def root(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def image(self) -> str:
+        return f"{self.root}/image"
+
+    @property
+    def audio(self) -> str:
+        return f"{self.root}/audio"
 
     def info(self, url: str) -> dict[str, Any]:
         reply = httpx.get(f"{url}/info", timeout=30)
@@ -54,34 +55,32 @@ class Service:
 
 
 @contextmanager
-def serving(file: Path, *options: str) -> Iterator[Service]:
-    """The service of the file on a free port, from its first answer to a clean stop."""
+def serving(file: Path) -> Iterator[Service]:
+    """The service of the file on a free port, until it is asked to end, as a supervisor asks."""
     port = free_port()
-    command: list[str | Path] = [
-        COMMAND,
-        "serve",
-        str(file),
-        "--port",
-        str(port),
-        "--drain-s",
-        "0.1",
-        *options,
-    ]
-    with _running(command, port) as service:
+    with _started([COMMAND, "serve", file, "--port", str(port), "--drain-s", "0.1"], port) as service:
         yield service
+        output = end(service.process, service.process.terminate)
+        # Ray tells of workers that a test has killed.
+        lines = [line for line in output.splitlines() if "(raylet)" not in line]
+        assert (service.process.returncode, lines) == (0, []), (service.process.returncode, lines)
 
 
 @contextmanager
 def making_serve(config: str | None = None) -> Iterator[Service]:
-    """The service as `make serve` starts it, in the environment that runs the tests; None for the default."""
+    """The service as `make serve` starts it and Ctrl-C ends it, in the environment that runs the tests.
+
+    config  a file, or None for the default
+    """
     port = free_port()
     options = [] if config is None else [f"CONFIG={config}"]
-    with _running(["make", "serve", f"PORT={port}", f"VENV={COMMAND.parents[1]}", *options], port) as service:
+    command = ["make", "serve", f"PORT={port}", f"VENV={COMMAND.parents[1]}", *options]
+    with _started(command, port) as service:
         yield service
 
 
 @contextmanager
-def _running(command: Sequence[str | Path], port: int) -> Iterator[Service]:
+def _started(command: Sequence[str | Path], port: int) -> Iterator[Service]:
     process = subprocess.Popen(
         command,
         cwd=ROOT,
@@ -92,23 +91,23 @@ def _running(command: Sequence[str | Path], port: int) -> Iterator[Service]:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     try:
-        _wait_serving(process)
-        yield Service(port, process)
+        yield Service(port, process, _lines_until_serving(process))
     finally:
-        stop(process)
+        if process.poll() is None:
+            end(process, lambda: os.killpg(process.pid, signal.SIGINT))
 
 
-def _wait_serving(process: subprocess.Popen[str]) -> None:
+def _lines_until_serving(process: subprocess.Popen[str]) -> list[str]:
     assert process.stdout is not None
     lines = []
     for line in process.stdout:
         lines.append(line)
         if line.startswith("serving"):
-            return
+            return lines
     raise AssertionError(f"the service did not start, status {process.wait()}:\n{''.join(lines)}")
 
 
-def family_of(process: subprocess.Popen[str]) -> dict[psutil.Process, str]:
+def processes_of(process: subprocess.Popen[str]) -> dict[psutil.Process, str]:
     """The command line of every process that it has started, directly or not, and that is still there."""
     family = {}
     for child in psutil.Process(process.pid).children(recursive=True):
@@ -117,13 +116,14 @@ def family_of(process: subprocess.Popen[str]) -> dict[psutil.Process, str]:
     return family
 
 
-def stop(process: subprocess.Popen[str]) -> None:
-    """Ask the service to end, and see that it and its whole family do."""
-    family = family_of(process) if process.poll() is None else {}
-    os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does
-    process.communicate(timeout=STOP_S)
+def end(process: subprocess.Popen[str], ask: Callable[[], None]) -> str:
+    """Ask the service to end, and see that it and its whole family do. What it printed meanwhile."""
+    family = processes_of(process)
+    ask()
+    output, _ = process.communicate(timeout=STOP_S)
     _, alive = psutil.wait_procs(family, timeout=10)
     assert not alive, f"left behind: {[family[child] for child in alive]}"
+    return output
 
 
 def wait_until(condition: Any, timeout_s: float, every_s: float = 0.1) -> None:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx
 import psutil
@@ -17,28 +18,48 @@ import pytest
 from encoder_pool.client import EncoderClient
 from encoder_pool.launch.haproxy import haproxy_environment
 from encoder_pool.launch.host import free_port
-from tests.service.running import ROOT, START_S, STOP_S, family_of, wait_until
+from tests.service.running import ROOT, START_S, STOP_S, processes_of, wait_until
 
 pytestmark = pytest.mark.service
 
-CONFIGS = sorted((ROOT / "serve_configs").glob("*.yaml"))
+FOLDER = ROOT / "serve_configs"
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
-@pytest.mark.parametrize("has_haproxy", [False, True], ids=["own proxy", "haproxy"])
-def test_serve_run_serves_the_file(config: Path, has_haproxy: bool, tmp_path: Path, photo: bytes) -> None:
+class Case(NamedTuple):
+    """A file, where its images are encoded, with what shape, and whether HAProxy is asked for."""
+
+    file: str
+    prefix: str
+    shape: tuple[int, int]
+    has_haproxy: bool
+
+
+CASES = (
+    Case("demo.yaml", "/image", (257, 384), has_haproxy=False),
+    Case("qwen-tiny.yaml", "", (176, 256), has_haproxy=True),
+)
+
+
+def test_every_file_that_needs_no_gpu_is_served() -> None:
+    files = [path.name for path in FOLDER.glob("*.yaml") if "device: cuda" not in path.read_text()]
+    assert {case.file for case in CASES} == set(files)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.file)
+def test_serve_run_serves_the_file(case: Case, tmp_path: Path, photo: bytes) -> None:
     port = free_port()
-    file = tmp_path / config.name
-    file.write_text(config.read_text().replace("port: 8000", f"port: {port}"))
+    file = tmp_path / case.file
+    file.write_text((FOLDER / case.file).read_text().replace("port: 8000", f"port: {port}"))
+    url = f"http://127.0.0.1:{port}{case.prefix}"
     with (
         haproxy_environment(drain_s=0.1) as haproxy,
-        serve_run(file, haproxy if has_haproxy else {}) as process,
+        serve_run(file, haproxy if case.has_haproxy else {}) as process,
     ):
-        wait_until(lambda: is_ready(f"http://127.0.0.1:{port}/image", process), START_S)
-        family = family_of(process)
-        assert any("/haproxy " in line for line in family.values()) == has_haproxy
-        with EncoderClient(f"http://127.0.0.1:{port}/image") as client:
-            assert client.encode(photo)[0].embedding.shape == (257, 384)
+        wait_until(lambda: is_ready(url, process), START_S)
+        family = processes_of(process)
+        assert any("/haproxy " in line for line in family.values()) == case.has_haproxy
+        with EncoderClient(url) as client:
+            assert client.encode(photo)[0].embedding.shape == case.shape
     assert not psutil.wait_procs(family, timeout=10)[1]
 
 

@@ -1,4 +1,4 @@
-"""The toy tower as a service."""
+"""Services of toy towers and of others beside them."""
 
 from __future__ import annotations
 
@@ -14,22 +14,36 @@ import yaml
 from tests.toy import expected
 
 
-def toy_file(folder: Path, **sections: Any) -> Path:
-    """A configuration with one application of toys under /image."""
-    (folder / "config.json").write_text("{}")
-    arguments = {
-        "model": {"name": "toy", "adapter": "tests.toy:ToyAdapter", "checkpoint": str(folder)},
+def application(name: str, **sections: Any) -> dict[str, Any]:
+    """An application of toys under its name, small enough to run beside others; or of what `sections` say."""
+    arguments: dict[str, dict[str, Any]] = {
+        "model": {"name": "toy", "adapter": "tests.toy:ToyAdapter", "checkpoint": "."},
         "ladder": {"min": 1, "max": 8},
-        **sections,
+        "replica": {"cpus": 0.1},
+        "shard": {"cpus": 0.1},
     }
-    application = {"name": "toys", "route_prefix": "/image", "args": arguments}
-    application["import_path"] = "encoder_pool.builder:build_app"
+    for section, values in sections.items():
+        arguments[section] = {**arguments.get(section, {}), **values}
+    return {
+        "name": name,
+        "route_prefix": f"/{name}",
+        "import_path": "encoder_pool.builder:build_app",
+        "args": arguments,
+    }
+
+
+def service_file(folder: Path, *applications: dict[str, Any]) -> Path:
+    """A configuration with these applications. Toys have the folder as their checkpoint."""
+    (folder / "config.json").write_text("{}")
+    for each in applications:
+        model = each["args"]["model"]
+        model["checkpoint"] = str(folder / model["checkpoint"])
     document = {
         "proxy_location": "HeadOnly",
         "http_options": {"host": "127.0.0.1"},
-        "applications": [application],
+        "applications": list(applications),
     }
-    file = folder / "toys.yaml"
+    file = folder / "service.yaml"
     file.write_text(yaml.safe_dump(document))
     return file
 
