@@ -25,7 +25,10 @@ MLP_MULTIPLE = 64
 
 
 class Between:
-    """The residual stream from one block to the next: what the first computed and nobody has added yet."""
+    """The residual stream from one block to the next: what the first computed and nobody has added yet.
+
+    What a forward leaves that raised before it was taken, the next one replaces.
+    """
 
     branch: torch.Tensor
 
@@ -64,7 +67,7 @@ class FusedBlock(nn.Module):
         self._heads = _heads_of(block.attn)
         self._joined = _Joined(Product.of(block.attn.proj), self._num_heads)
         self._up, self._down = _mlp_of(block.mlp)
-        self._activate = _activations(operations)[activation]
+        self._activate = _activation_of(activation, operations)
         for product in (self._heads, self._joined.of(self._joined.given), self._up, self._down):
             self._own(product)
         for norm in self._norms:
@@ -141,13 +144,14 @@ def _with_pairs(numbers: torch.Tensor, num_heads: int) -> torch.Tensor:
     return heads.view_as(numbers)
 
 
-class _Joined:
+class _Joined(nn.Module):
     """The product that joins the heads, for heads that may have been widened by zeros.
 
     given  values of a head before that
     """
 
     def __init__(self, product: Product, num_heads: int) -> None:
+        super().__init__()
         self._num_heads = num_heads
         self.given = product.weight.shape[1] // num_heads
         self._of_width = {self.given: product}
@@ -158,6 +162,7 @@ class _Joined:
             product = self._of_width[self.given]
             heads = product.weight.view(-1, self._num_heads, self.given)
             weight = F.pad(heads, (0, width - self.given)).flatten(1)
+            self.register_buffer(f"of_{width}", weight, persistent=False)
             self._of_width[width] = Product(weight, product.bias)
         return self._of_width[width]
 
@@ -182,13 +187,17 @@ def _linears_of(stock: Any) -> tuple[tuple[nn.Linear, ...], nn.Linear]:
     return (stock.fc1,), stock.fc2
 
 
-def _activations(operations: Operations) -> dict[str, Activation]:
-    """By the name that config.json gives them."""
-    return {
+def _activation_of(name: str, operations: Operations) -> Activation:
+    """By the name that config.json gives it. Raises ValueError for one that is not here."""
+    activations: dict[str, Activation] = {
         "gelu_pytorch_tanh": operations.gelu_linear,
         "quick_gelu": operations.quick_gelu_linear,
         "silu": lambda rows, weight, bias: operations.gated_silu(F.linear(rows, weight, bias)),
     }
+    if name not in activations:
+        known = ", ".join(sorted(activations))
+        raise ValueError(f"model.checkpoint: config.json has hidden_act '{name}'; blocks know {known}")
+    return activations[name]
 
 
 Activation = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]

@@ -5,8 +5,6 @@ Everything around them, above all the tower's own forward, stays stock.
 
 from __future__ import annotations
 
-import importlib.util
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +17,7 @@ from encoder_pool.core import DType
 from encoder_pool.towers.adapter import Metadata
 from encoder_pool.towers.attention import Attention, OneKernel
 from encoder_pool.towers.fused.block import Between, FusedBlock
-from encoder_pool.towers.fused.operations import Operations, PlainOperations
+from encoder_pool.towers.fused.operations import Operations, PlainOperations, has_triton
 from encoder_pool.towers.fused.patches import FlatPatches
 from encoder_pool.towers.fused.positions import InterpolatedPositions, Taps
 
@@ -50,7 +48,10 @@ class Fused:
 
 
 def fuse(tower: nn.Module, model: ModelConfig) -> Fused:
-    """Fuse a tower that lies on its device. Raises ValueError for a kernel that there is not."""
+    """Fuse a tower that lies on its device.
+
+    Raises ValueError for a kernel that there is not, and for an activation that no fused block has.
+    """
     stock: Any = tower
     blocks = stock.blocks if hasattr(stock, "blocks") else stock.layers
     operations = operations_for(model)
@@ -67,7 +68,7 @@ def fuse(tower: nn.Module, model: ModelConfig) -> Fused:
 def operations_for(model: ModelConfig) -> Operations:
     """Triton's where they run; in float32, which is for comparing, torch's own."""
     is_half = model.dtype is not DType.FLOAT32
-    if model.device == "cuda" and is_half and importlib.util.find_spec("triton") and _has_compiler():
+    if model.device == "cuda" and is_half and has_triton():
         from encoder_pool.towers.fused.triton_operations import TritonOperations
 
         return TritonOperations()
@@ -93,8 +94,3 @@ def _fuse_blocks(blocks: nn.ModuleList, config: Any, operations: Operations, att
         after = None if at in read else Between()
         blocks[at] = FusedBlock(block, config.hidden_act, before, after, operations, attention)
         before = after
-
-
-def _has_compiler() -> bool:
-    """Triton compiles the launcher of its kernels with one."""
-    return any(shutil.which(name) for name in ("cc", "gcc", "clang"))

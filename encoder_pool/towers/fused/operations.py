@@ -8,6 +8,9 @@ Shapes: T rows, C columns, H heads, D values of a head.
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import shutil
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -26,11 +29,11 @@ class Norm:
 
     @staticmethod
     def of(stock: nn.Module) -> Norm:
-        """The numbers of a stock norm."""
+        """The numbers of a stock norm: a LayerNorm that has a bias, or a family's RMSNorm."""
         norm: Any = stock
         if isinstance(stock, nn.LayerNorm):
-            return Norm(norm.weight, norm.bias, norm.eps)
-        return Norm(norm.weight, None, norm.variance_epsilon)
+            return Norm(norm.weight.detach(), norm.bias.detach(), norm.eps)
+        return Norm(norm.weight.detach(), None, norm.variance_epsilon)
 
 
 class Operations(Protocol):
@@ -109,7 +112,9 @@ class PlainOperations:
         first, second = heads[:, :2].view(*heads[:, :2].shape[:-1], half, 2).float().unbind(-1)
         turned = torch.stack((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
         heads[:, :2] = turned.flatten(-2)
-        return F.pad(heads, (0, width - 2 * half))
+        missing = width - heads.shape[-1]
+        # Torch copies for a padding of nothing too.
+        return F.pad(heads, (0, missing)) if missing else heads
 
     def gated_silu(self, gates_and_values: torch.Tensor) -> torch.Tensor:
         """See Operations."""
@@ -124,3 +129,9 @@ class PlainOperations:
         """See Operations."""
         product = F.linear(rows, weight, bias)
         return product * torch.sigmoid(1.702 * product)
+
+
+def has_triton() -> bool:
+    """Whether Triton is installed, and a compiler, with which it builds what launches its kernels."""
+    has_compiler = "CC" in os.environ or any(shutil.which(name) for name in ("gcc", "clang"))
+    return importlib.util.find_spec("triton") is not None and has_compiler
