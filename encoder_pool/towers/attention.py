@@ -1,8 +1,6 @@
-"""Attention over packed sequences: the kernels, and the door through which stock towers reach them.
+"""Attention over packed sequences: what a kernel is, all of them by name, and the one that runs everywhere.
 
-transformers hands a tower's packed rows to the function registered under the name in its configuration. It
-does so, instead of cutting the rows into sequences on the host, only if "flash" is part of that name; so all
-kernels here are registered under such names. A kernel is a function of plain tensors and knows no model.
+A kernel is a function of plain tensors and knows no model.
 
 Shapes: T rows, H heads, D values a head, S sequences. Offsets are (S + 1,) int32, ascending; equal ones are
 empty sequences. Rows past the last offset belong to nobody: what a kernel leaves there is undefined.
@@ -11,12 +9,10 @@ empty sequences. Rows past the last offset belong to nobody: what a kernel leave
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import nn
-from transformers import AttentionInterface
 
 
 class PackedAttention(Protocol):
@@ -115,26 +111,8 @@ KERNELS: dict[str, PackedAttention] = {}
 
 
 def register(name: str, kernel: PackedAttention) -> None:
-    """Make a kernel known to `use`."""
-
-    def interface(
-        module: nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: None,
-        *,
-        scaling: float,
-        cu_seq_lens_q: torch.Tensor,
-        max_length_q: int,
-        **_: Any,
-    ) -> tuple[torch.Tensor, None]:
-        """Transformers' signature: (1, H, T, D) in, (1, T, H, D) out."""
-        query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-        return kernel(query, key, value, cu_seq_lens_q, max_length_q, scaling)[None], None
-
+    """Make a kernel known under a name."""
     KERNELS[name] = kernel
-    AttentionInterface.register(_registered(name), interface)
 
 
 def kernel_of(name: str) -> PackedAttention:
@@ -143,17 +121,6 @@ def kernel_of(name: str) -> PackedAttention:
         known = ", ".join(sorted(KERNELS))
         raise ValueError(f"model.attention '{name}' is no kernel of this machine; those are: {known}")
     return KERNELS[name]
-
-
-def use(tower: nn.Module, name: str) -> None:
-    """Let all layers of a stock tower run on this kernel. Raises ValueError for a name nobody registered."""
-    kernel_of(name)
-    # Not set_attn_implementation: for a "flash" name it goes looking for a kernel on the network.
-    tower.config._attn_implementation = _registered(name)  # type: ignore[union-attr]
-
-
-def _registered(name: str) -> str:
-    return f"encoder_pool_flash_{name}"
 
 
 register("masked", masked)

@@ -17,17 +17,16 @@ import torch
 from torch.nn.attention.varlen import varlen_attn
 
 from encoder_pool.towers.attention import register
+from encoder_pool.towers.fused.operations import has_triton
 
 HALVES = (torch.bfloat16, torch.float16)
 """What all kernels but `masked` compute in."""
+ALIGNED = 8
+"""All but `masked` need heads of so many values or a multiple: 16 bytes."""
 LONG_ROWS = 256
 """FlashAttention 4 is not tried on shorter segments, ..."""
 SHORT_ROWS = 2048
 """... nor ours on longer ones."""
-
-
-ALIGNED = 8
-"""All but `masked` need heads of so many values or a multiple: 16 bytes."""
 
 
 def candidates(dtype: torch.dtype, width: int, longest: int) -> tuple[str, ...]:
@@ -98,7 +97,7 @@ def _register_all() -> None:
     if _is_installed("flash_attn") and _is_installed("flash_attn.cute"):
         register("flash4", flash4)
         _long.append("flash4")
-    if _is_installed("triton"):
+    if has_triton():
         from encoder_pool.towers.fused.triton_attention import TILES, packed_attention
 
         for tile in TILES:

@@ -63,15 +63,8 @@ class FusedBlock(nn.Module):
         self._joined = Joined(Product.of(block.attn.proj), self._num_heads, operations)
         self._up, self._down = (operations.weight(product) for product in mlp_of(block.mlp))
         self._activation = activation
-        heads = self._joined.of(block.attn.proj.in_features // self._num_heads)
-        for numbers in (self._heads, heads, self._up, self._down, *self._norms):
-            self._own(numbers)
-
-    def _own(self, numbers: Iterable[Any]) -> None:
-        """Let the tensors count as the module's."""
-        for number in numbers:
-            if isinstance(number, torch.Tensor):
-                self.register_buffer(f"own_{len(self._buffers)}", number, persistent=False)
+        for numbers in (self._heads, self._up, self._down, *self._norms):
+            own(self, numbers)
 
     def forward(
         self,
@@ -100,14 +93,16 @@ class FusedBlock(nn.Module):
         return hidden_states
 
 
-class Joined:
+class Joined(nn.Module):
     """The product that joins the heads, for heads that may have been widened by zeros."""
 
     def __init__(self, product: Product, num_heads: int, operations: Operations[Any, Any]) -> None:
+        super().__init__()
         self._product = product
         self._num_heads = num_heads
         self._operations = operations
         self._of_width: dict[int, Any] = {}
+        self.of(product.weight.shape[1] // num_heads)
 
     def of(self, width: int) -> Any:
         """The weight for heads of so many values. Made when first asked for, which a warm-up does."""
@@ -116,4 +111,12 @@ class Joined:
             heads = self._product.weight.view(-1, self._num_heads, given)
             wide = Product(F.pad(heads, (0, width - given)).flatten(1), self._product.bias)
             self._of_width[width] = self._operations.weight(self._product if width == given else wide)
+            own(self, self._of_width[width])
         return self._of_width[width]
+
+
+def own(module: nn.Module, numbers: Iterable[Any]) -> None:
+    """Let the tensors among the numbers count as the module's."""
+    for number in numbers:
+        if isinstance(number, torch.Tensor):
+            module.register_buffer(f"own_{len(module._buffers)}", number, persistent=False)

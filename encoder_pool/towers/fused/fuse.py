@@ -5,8 +5,6 @@ Everything around them, above all the tower's own forward, stays stock.
 
 from __future__ import annotations
 
-import importlib.util
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +17,7 @@ from encoder_pool.core import DType
 from encoder_pool.towers.adapter import Metadata
 from encoder_pool.towers.attention import Attention, OneKernel
 from encoder_pool.towers.fused.block import Between, FusedBlock
-from encoder_pool.towers.fused.operations import Activation, Operations, PlainOperations
+from encoder_pool.towers.fused.operations import Activation, Operations, PlainOperations, has_triton
 from encoder_pool.towers.fused.patches import FlatPatches
 from encoder_pool.towers.fused.positions import InterpolatedPositions, Taps
 
@@ -73,18 +71,17 @@ def operations_for(model: ModelConfig) -> Operations[Any, Any]:
     Raises ValueError for fp8 where there is none.
     """
     is_half = model.dtype is not DType.FLOAT32
-    has_triton = model.device == "cuda" and importlib.util.find_spec("triton") and _has_compiler()
     if model.quantization == "fp8":
-        return _fp8_operations(bool(has_triton))
-    if has_triton and is_half:
+        return _fp8_operations()
+    if model.device == "cuda" and is_half and has_triton():
         from encoder_pool.towers.fused.triton_operations import TritonOperations
 
         return TritonOperations()
     return PlainOperations()
 
 
-def _fp8_operations(has_triton: bool) -> Operations[Any, Any]:
-    if not has_triton:
+def _fp8_operations() -> Operations[Any, Any]:
+    if not has_triton():
         raise ValueError("model.quantization 'fp8' needs Triton and a C compiler, and one of them is missing")
     from encoder_pool.towers.fused.fp8_operations import Fp8Operations
 
@@ -113,14 +110,9 @@ def _fuse_blocks(
 ) -> None:
     """Each stock block is let go before the next is copied."""
     read = {*getattr(config, "deepstack_visual_indexes", ()), len(blocks) - 1}
-    activation = Activation(config.hidden_act)
+    activation = Activation.named(config.hidden_act)
     before = None
     for at, block in enumerate(blocks):
         after = None if at in read else Between()
         blocks[at] = FusedBlock(block, activation, before, after, operations, attention)
         before = after
-
-
-def _has_compiler() -> bool:
-    """Triton compiles the launcher of its kernels with one."""
-    return any(shutil.which(name) for name in ("cc", "gcc", "clang"))

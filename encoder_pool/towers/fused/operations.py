@@ -8,6 +8,9 @@ Shapes: T rows, C columns, H heads, D values of a head.
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import shutil
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -27,11 +30,11 @@ class Norm(NamedTuple):
 
     @staticmethod
     def of(stock: nn.Module) -> Norm:
-        """The numbers of a stock norm."""
+        """The numbers of a stock norm: a LayerNorm that has a bias, or a family's RMSNorm."""
         norm: Any = stock
         if isinstance(stock, nn.LayerNorm):
-            return Norm(norm.weight, norm.bias, norm.eps)
-        return Norm(norm.weight, None, norm.variance_epsilon)
+            return Norm(norm.weight.detach(), norm.bias.detach(), norm.eps)
+        return Norm(norm.weight.detach(), None, norm.variance_epsilon)
 
 
 class Activation(StrEnum):
@@ -40,6 +43,16 @@ class Activation(StrEnum):
     GELU = "gelu_pytorch_tanh"
     QUICK_GELU = "quick_gelu"
     GATED_SILU = "silu"
+
+    @staticmethod
+    def named(name: str) -> Activation:
+        """By that name. Raises ValueError for one that is not here."""
+        try:
+            return Activation(name)
+        except ValueError:
+            known = ", ".join(sorted(Activation))
+            message = f"model.checkpoint: config.json has hidden_act '{name}'; blocks know {known}"
+            raise ValueError(message) from None
 
 
 X = TypeVar("X")
@@ -156,4 +169,12 @@ class PlainOperations:
         first, second = heads[:, :2].view(*heads[:, :2].shape[:-1], half, 2).float().unbind(-1)
         turned = torch.stack((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
         heads[:, :2] = turned.flatten(-2)
-        return F.pad(heads, (0, width - 2 * half))
+        missing = width - heads.shape[-1]
+        # Torch copies for a padding of nothing too.
+        return F.pad(heads, (0, missing)) if missing else heads
+
+
+def has_triton() -> bool:
+    """Whether Triton is installed, and a compiler, with which it builds what launches its kernels."""
+    has_compiler = "CC" in os.environ or any(shutil.which(name) for name in ("gcc", "clang"))
+    return importlib.util.find_spec("triton") is not None and has_compiler

@@ -24,11 +24,13 @@ class Taps(NamedTuple):
 class InterpolatedPositions(nn.Module):
     """In the place of a stock tower's table of positions: given taps, it returns their sum as one tap."""
 
+    table: torch.Tensor
+
     def __init__(self, stock: nn.Embedding, operations: Operations[Any, Any]) -> None:
         super().__init__()
-        self._table = stock.weight.detach()
+        self.register_buffer("table", stock.weight.detach(), persistent=False)
         self._operations = operations
 
     def forward(self, taps: Taps) -> torch.Tensor:
         """(P, 1, C), which stock sums over the one tap."""
-        return self._operations.interpolate(self._table, *taps)[:, None]
+        return self._operations.interpolate(self.table, *taps)[:, None]

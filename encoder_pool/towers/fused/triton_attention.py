@@ -37,7 +37,11 @@ def packed_attention(
     scale: float,
     tile: Tile,
 ) -> torch.Tensor:
-    """PackedAttention, for short segments: those of thousands of rows have faster kernels."""
+    """PackedAttention, for short segments: those of thousands of rows have faster kernels.
+
+    At most 65535 segments, empty ones included (a launch has no more in that direction), and fewer than 2**31
+    values from the first to the last row of one.
+    """
     rows, num_heads, width = query.shape
     attended = query.new_empty(rows, num_heads, width)
     low = triton.next_power_of_2(width // 2 + 1)
