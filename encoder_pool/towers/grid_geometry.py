@@ -126,11 +126,17 @@ class Geometry:
         return Slots(capacity.sequences + tail_sequences, capacity.windows + tail_windows)
 
     def fill(self, capacity: Cost) -> tuple[Grid, ...]:
-        """Images of about a megapixel that use the patch and output rows of a rung up."""
-        units = capacity.out_rows
-        items = ceil(units / _TYPICAL_UNITS)
-        shares = (units * (item + 1) // items - units * item // items for item in range(items))
-        return tuple(grid for share in shares for grid in self._rectangles(share))
+        """Images of a megapixel, or as large as the rung has them, that use its patch and output rows up.
+
+        All but the last are of one size, so that attention costs the same a row whatever the rung's budget:
+        what is measured of rungs can then be compared. Of images so small that the rung has no slots for as
+        many as it has rows, there are as many as it has slots for.
+        """
+        each = max(1, min(_TYPICAL_UNITS, capacity.longest // self.unit))
+        whole, rest = divmod(capacity.out_rows, each)
+        sizes = [each] * whole + [rest] * (rest > 0)
+        grids = [grid for size in sizes for grid in self._rectangles(size)]
+        return tuple(grids[: capacity.sequences])
 
     @property
     def _longest(self) -> int:

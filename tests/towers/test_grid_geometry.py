@@ -96,6 +96,27 @@ def test_fill_uses_every_rung_up_exactly(geometry: Geometry) -> None:
         assert total.fits(capacity), budget
 
 
+@ALL
+def test_fill_keeps_to_the_segments_of_a_tier_and_uses_it_up_if_its_slots_allow(geometry: Geometry) -> None:
+    for budget in (1, 60, 64, 256, 1000, 4096):
+        for longest in (1, 64, 256, 300, 1024):
+            tier = replace(geometry.capacity(budget), longest=longest)
+            items = [geometry.cost(grid) for grid in geometry.fill(tier)]
+            total = Cost.total(items)
+            assert total.patch_rows <= tier.patch_rows
+            assert len(items) <= tier.sequences
+            assert max(item.longest for item in items) <= max(longest, geometry.unit)
+            if longest >= 256 and geometry.max_side is None:
+                assert total.patch_rows == tier.patch_rows
+
+
+def test_fill_has_images_of_one_size_whatever_the_budget() -> None:
+    for budget in (3444, 4096, 16384):
+        *whole, last = PLAIN.fill(PLAIN.capacity(budget))
+        assert {grid.h * grid.w for grid in whole} == {4096}
+        assert last.h * last.w <= 4096
+
+
 def test_slots_cover_the_longest_tail_beside_the_most_items() -> None:
     capacity = replace(WINDOWS.capacity(1024), longest=500)
     slots = WINDOWS.slots(capacity)
