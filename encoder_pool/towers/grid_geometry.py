@@ -4,8 +4,8 @@ A grid is (frames, rows, columns) of patches; a unit is the merge x merge block 
 output row. All differences between families that counting meets are fields here. Knows no checkpoint, no
 media and no torch.
 
-Invariants: an item that `cost` accepts has whole units; `fill` uses the patch and output rows of a capacity
-exactly, within its sequences and windows; `slots` always has room for the tail, whatever the items are.
+Invariants: an item that `cost` accepts has whole units; `fill` keeps to a capacity, and of one for segments
+of any length it uses all patch and output rows; `slots` always has room for the tail, whatever the items are.
 """
 
 from __future__ import annotations
@@ -132,7 +132,8 @@ class Geometry:
         what is measured of rungs can then be compared. Of images so small that the rung has no slots for as
         many as it has rows, there are as many as it has slots for.
         """
-        each = max(1, min(_TYPICAL_UNITS, capacity.longest // self.unit))
+        at_most = max(1, min(_TYPICAL_UNITS, capacity.longest // self.unit))
+        each = isqrt(at_most) * (at_most // isqrt(at_most))
         whole, rest = divmod(capacity.out_rows, each)
         sizes = [each] * whole + [rest] * (rest > 0)
         grids = [grid for size in sizes for grid in self._rectangles(size)]
