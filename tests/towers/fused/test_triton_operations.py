@@ -1,0 +1,231 @@
+"""Triton's operations on a GPU, in half precision, against torch's own in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from encoder_pool.core import DType
+from encoder_pool.towers.fused.fuse import operations_for
+from encoder_pool.towers.fused.operations import Norm, Operations, PlainOperations, has_triton
+from tests.gpu import NEEDS_GPU
+from tests.towers.cases import model_config
+from tests.towers.recording import recorded
+
+from .operands import Place, layer, levels, norm, normal, taps, turn
+
+pytestmark = NEEDS_GPU
+
+PLAIN = PlainOperations()
+BFLOAT16, FLOAT16 = Place(torch.bfloat16, "cuda"), Place(torch.float16, "cuda")
+
+rows = pytest.mark.parametrize("rows", [1, 257])
+# Each place, width and kind compiles a variant of a kernel, so float16 is tried once for each kernel.
+places = pytest.mark.parametrize(
+    ("place", "width"),
+    [(BFLOAT16, 1152), (BFLOAT16, 1280), (BFLOAT16, 40), (FLOAT16, 1152)],
+    ids=["bfloat16-1152", "bfloat16-1280", "bfloat16-40", "float16-1152"],
+)
+
+
+@pytest.fixture(scope="module")
+def ours() -> Operations:
+    if not has_triton():
+        pytest.skip("there is no Triton here, or no compiler for it")
+    from encoder_pool.towers.fused.triton_operations import TritonOperations
+
+    return TritonOperations()
+
+
+def rounds_by(dtype: torch.dtype) -> float:
+    """Of a value, at most."""
+    return torch.finfo(dtype).eps / 2
+
+
+def assert_rounded_once(found: torch.Tensor, exact: torch.Tensor, place: Place) -> None:
+    """What was computed in float32 is off by one rounding, and by the order in which float32 was added."""
+    assert found.dtype == place.dtype
+    assert exact.dtype == torch.float32
+    torch.testing.assert_close(found.float(), exact, rtol=1.01 * rounds_by(place.dtype), atol=1e-5)
+
+
+def assert_product(found: torch.Tensor, exact: torch.Tensor, place: Place) -> None:
+    """Values of about one, that may be rounded before the activation, and in parts where a sum is split."""
+    assert found.dtype == place.dtype
+    limit = 4 * rounds_by(place.dtype)
+    torch.testing.assert_close(found.float(), exact, rtol=limit, atol=limit + 1e-5)
+
+
+def in_float32(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Those of numbers; indices stay."""
+    return [tensor.float() if tensor.is_floating_point() else tensor for tensor in tensors]
+
+
+def exact_norm(of: Norm) -> Norm:
+    return Norm(of.weight.float(), None if of.bias is None else of.bias.float(), of.eps)
+
+
+def test_a_tower_in_half_precision_runs_on_them(ours: Operations) -> None:
+    for dtype in (DType.BFLOAT16, DType.FLOAT16):
+        assert isinstance(operations_for(model_config(dtype, "cuda")), type(ours))
+
+
+@pytest.mark.parametrize("width", [1176, 1536, 41])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@rows
+def test_pixels_are_those_of_torch_to_the_bit(
+    ours: Operations, rows: int, dtype: torch.dtype, width: int
+) -> None:
+    given = levels(rows, width, device="cuda")
+    assert torch.equal(ours.normalise(*given, dtype), PLAIN.normalise(*given, dtype))
+
+
+@places
+@rows
+def test_positions_are_rounded_once(ours: Operations, rows: int, place: Place, width: int) -> None:
+    given = taps(rows, width, place=place)
+    exact = PLAIN.interpolate(*in_float32(given))
+    assert_rounded_once(ours.interpolate(*given), exact, place)
+
+
+@pytest.mark.parametrize("is_rms", [False, True], ids=["layer", "rms"])
+@places
+@rows
+def test_a_branch_is_added_in_place_and_the_rounded_sum_is_normalised(
+    ours: Operations, rows: int, place: Place, width: int, is_rms: bool
+) -> None:
+    hidden, branch = normal(rows, width, place=place), normal(rows, width, seed=1, place=place)
+    summed, kept = (hidden.float() + branch.float()).to(place.dtype), branch.clone()
+    given = norm(width, is_rms, place)
+    normed = ours.norm(hidden, branch, given)
+    assert torch.equal(hidden, summed)
+    assert torch.equal(branch, kept)
+    assert_rounded_once(normed, PLAIN.norm(summed.float(), None, exact_norm(given)), place)
+
+
+@pytest.mark.parametrize("is_rms", [False, True], ids=["layer", "rms"])
+@rows
+def test_without_a_branch_nothing_is_added(ours: Operations, rows: int, is_rms: bool) -> None:
+    hidden = normal(rows, 1152, place=BFLOAT16)
+    kept, given = hidden.clone(), norm(1152, is_rms, BFLOAT16)
+    normed = ours.norm(hidden, None, given)
+    assert torch.equal(hidden, kept)
+    assert_rounded_once(normed, PLAIN.norm(kept.float(), None, exact_norm(given)), BFLOAT16)
+
+
+@pytest.mark.parametrize(
+    ("place", "num_heads", "width", "wide"),
+    [
+        (BFLOAT16, 16, 72, 72),
+        (BFLOAT16, 16, 72, 80),
+        (BFLOAT16, 16, 80, 80),
+        (BFLOAT16, 3, 24, 24),
+        (BFLOAT16, 3, 24, 32),
+        (FLOAT16, 16, 72, 80),
+    ],
+)
+@rows
+def test_queries_and_keys_are_turned_in_place_or_into_wider_heads(
+    ours: Operations, rows: int, place: Place, num_heads: int, width: int, wide: int
+) -> None:
+    given = turn(rows, num_heads, width, place=place)
+    values = given.heads[:, 2].clone()
+    exact = PLAIN.rotate(given.heads.clone().float(), given.cosines, given.sines, wide)
+    rotated = ours.rotate(*given, wide)
+    assert_rounded_once(rotated, exact, place)
+    assert (rotated.data_ptr() == given.heads.data_ptr()) == (width == wide)
+    assert torch.equal(rotated[:, 2, :, :width], values)
+    assert (rotated[..., width:] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("place", "width"), [(BFLOAT16, 3456), (BFLOAT16, 1024), (BFLOAT16, 41), (FLOAT16, 3456)]
+)
+@rows
+def test_gates_are_rounded_once(ours: Operations, rows: int, place: Place, width: int) -> None:
+    given = normal(rows, 2 * width, place=place)
+    kept = given.clone()
+    assert_rounded_once(ours.gated_silu(given), PLAIN.gated_silu(kept.float()), place)
+    assert torch.equal(given, kept)
+
+
+@pytest.mark.parametrize("name", ["gelu_linear", "quick_gelu_linear"])
+@places
+@rows
+def test_an_activated_product_is_right_and_its_rows_stay(
+    ours: Operations, rows: int, place: Place, width: int, name: str
+) -> None:
+    given = layer(rows, width, 680, place=place)
+    kept = given.rows.clone()
+    exact = getattr(PLAIN, name)(*in_float32(given))
+    assert_product(getattr(ours, name)(*given), exact, place)
+    assert torch.equal(given.rows, kept)
+
+
+@pytest.mark.parametrize("name", ["gelu_linear", "quick_gelu_linear"])
+def test_an_output_without_weights_stays_exactly_zero(ours: Operations, name: str) -> None:
+    given = layer(257, 1152, 680, place=BFLOAT16)
+    given.weight[5:], given.bias[5:] = 0, 0
+    assert (getattr(ours, name)(*given)[:, 5:] == 0).all()
+
+
+class Call(NamedTuple):
+    """Tensors for a seed, and one operation of them."""
+
+    given: Callable[[int], Sequence[torch.Tensor]]
+    run: Callable[..., torch.Tensor]
+
+
+def _numbers(*shapes: tuple[int, ...]) -> Callable[[int], Sequence[torch.Tensor]]:
+    """Of these shapes, for a seed."""
+    return lambda seed: [normal(*shape, seed=seed + at, place=BFLOAT16) for at, shape in enumerate(shapes)]
+
+
+def _norm(
+    ours: Operations, hidden: torch.Tensor, branch: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
+) -> torch.Tensor:
+    return ours.norm(hidden, branch, Norm(weight, bias, 0.01))
+
+
+def _turn(seed: int) -> Sequence[torch.Tensor]:
+    return turn(33, 3, 24, seed, BFLOAT16)
+
+
+def _layer(seed: int) -> Sequence[torch.Tensor]:
+    return layer(33, 40, 24, seed, BFLOAT16)
+
+
+CALLS = {
+    "normalise": Call(
+        lambda seed: levels(33, 41, seed, "cuda"), lambda ours, *given: ours.normalise(*given, torch.bfloat16)
+    ),
+    "interpolate": Call(
+        lambda seed: taps(33, 40, seed, BFLOAT16), lambda ours, *given: ours.interpolate(*given)
+    ),
+    "norm": Call(_numbers((33, 40), (33, 40), (40,), (40,)), _norm),
+    "rotate": Call(_turn, lambda ours, *given: ours.rotate(*given, 24)),
+    "widen": Call(_turn, lambda ours, *given: ours.rotate(*given, 32)),
+    "gated_silu": Call(_numbers((33, 82)), lambda ours, given: ours.gated_silu(given)),
+    "gelu_linear": Call(_layer, lambda ours, *given: ours.gelu_linear(*given)),
+    "quick_gelu_linear": Call(_layer, lambda ours, *given: ours.quick_gelu_linear(*given)),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_captured_they_compute_new_contents(ours: Operations, name: str) -> None:
+    given, run = CALLS[name]
+    static = [tensor.clone() for tensor in given(0)]
+    result, replay = recorded(lambda: run(ours, *static))
+    for seed in (10, 20):
+        fresh = [tensor.clone() for tensor in given(seed)]
+        for tensor, contents in zip(static, fresh, strict=True):
+            tensor.copy_(contents)
+        replay()
+        expected = run(ours, *fresh)
+        limit = 4 * rounds_by(torch.bfloat16)
+        torch.testing.assert_close(result, expected, rtol=limit, atol=limit)
+        for tensor, changed in zip(static, fresh, strict=True):
+            torch.testing.assert_close(tensor, changed, rtol=0, atol=0, equal_nan=True)
