@@ -28,7 +28,7 @@ test: $(VENV)/.dev  ## run all tests, with real weights, real Ray Serve and real
 	$(RUN)pytest
 
 test-gpu:  ## run the tests that need a GPU with PYTHON's own packages; writes nothing
-	$(PYTHON) -B -m pytest -p no:cacheprovider -m gpu tests/bench tests/graphs tests/pool tests/towers
+	$(PYTHON) -B -m pytest -p no:cacheprovider -m gpu tests/bench tests/graphs tests/pool tests/towers tests/service
 
 lint: $(VENV)/.dev  ## check style
 	$(RUN)ruff check

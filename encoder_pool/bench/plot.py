@@ -20,7 +20,7 @@ class _Bars(NamedTuple):
 
 _BARS = (
     _Bars("stock transformers, eager", "#c9c9c9", lambda case: case.stock_ms),
-    _Bars("seed's policy", "#e2a45c", lambda case: case.seed_ms),
+    _Bars("power-of-two graphs", "#e2a45c", lambda case: case.seed_ms),
     _Bars("encoder pool", "#2f6fb0", lambda case: case.ours_ms),
     _Bars("best single kernels, summed", "#a9c8a4", lambda case: case.kernel_sum_ms),
 )
