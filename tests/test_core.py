@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 from encoder_pool.core import Cost, DType, Grid, Media, Modality, Pack, Rung
 
 counters = st.integers(0, 1000)
-costs = st.builds(Cost, counters, counters, counters, counters)
+costs = st.builds(Cost, counters, counters, counters, counters, counters)
 
 
 @given(costs, costs)
-def test_costs_add_counter_by_counter(one: Cost, other: Cost) -> None:
-    assert astuple(one + other) == tuple(a + b for a, b in zip(astuple(one), astuple(other), strict=True))
+def test_costs_add_counter_by_counter_and_the_longest_segment_is_the_longer(one: Cost, other: Cost) -> None:
+    *summed, longest = astuple(one + other)
+    assert summed == [a + b for a, b in zip(astuple(one)[:4], astuple(other)[:4], strict=True)]
+    assert longest == max(one.longest, other.longest)
 
 
 @given(st.lists(costs, max_size=5))
@@ -33,16 +35,16 @@ def test_a_cost_fits_what_it_is_a_part_of(part: Cost, rest: Cost) -> None:
     assert part.fits(part)
 
 
-@pytest.mark.parametrize("counter", ["patch_rows", "out_rows", "sequences", "windows"])
+@pytest.mark.parametrize("counter", ["patch_rows", "out_rows", "sequences", "windows", "longest"])
 def test_one_counter_too_many_does_not_fit(counter: str) -> None:
-    numbers = {"patch_rows": 8, "out_rows": 8, "sequences": 8, "windows": 8}
+    numbers = {"patch_rows": 8, "out_rows": 8, "sequences": 8, "windows": 8, "longest": 8}
     capacity = Cost(**numbers)
     assert not Cost(**{**numbers, counter: 9}).fits(capacity)
     assert Cost(**{**numbers, counter: 7}).fits(capacity)
 
 
-def test_a_tower_without_windows_asks_for_none() -> None:
-    assert Cost(1, 1, 1).windows == 0
+def test_a_tower_without_windows_and_lengths_asks_for_none() -> None:
+    assert (Cost(1, 1, 1).windows, Cost(1, 1, 1).longest) == (0, 0)
 
 
 @pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("float16", 2), ("bfloat16", 2)])

@@ -45,14 +45,6 @@ def proportional(ladder: Sequence[Rung], row_ms: float = 1.0) -> CostTable:
     return CostTable(rung_ms, max(rung_ms, default=0.0), row_ms)
 
 
-def predicted_ms(pack: Pack, costs: Sequence[Cost], table: CostTable) -> float:
-    """What the table says one pack of a plan takes."""
-    if pack.rung is not None:
-        return table.pack_ms + table.rung_ms[pack.rung]
-    patch_rows = sum(costs[member].patch_rows for member in pack.members)
-    return table.pack_ms + table.eager_fixed_ms + table.eager_row_ms * patch_rows
-
-
 def plan(costs: Sequence[Cost], ladder: Sequence[Rung], table: CostTable) -> tuple[Pack, ...]:
     """Packs of the items, oldest item first; `costs` is FIFO, `Pack.members` are positions in it.
 

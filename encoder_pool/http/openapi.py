@@ -159,8 +159,8 @@ def _request_content() -> dict[str, Any]:
             "files": {
                 "type": "array",
                 "items": {"type": "string", "format": "binary"},
-                "description": "One field for each item. `file`, `image` and `audio` are other names for it; "
-                "what an item is, its bytes say.",
+                "description": "One field for each item. `file`, `image`, `audio` and `video` are other "
+                "names for it; what an item is, its bytes say.",
             },
         },
     }
@@ -172,6 +172,7 @@ def _request_content() -> dict[str, Any]:
         "multipart/form-data": {"schema": form},
         "image/*": one,
         "audio/*": one,
+        "video/*": one,
     }
 
 
@@ -180,7 +181,7 @@ def _header(name: str, schema: dict[str, Any], description: str) -> dict[str, An
 
 
 def _query(name: str, schema: dict[str, Any]) -> dict[str, Any]:
-    description = "Read only if the body is an image or audio file."
+    description = "Read only if the body is an image, audio or video file."
     return {"name": name, "in": "query", "required": False, "schema": schema, "description": description}
 
 

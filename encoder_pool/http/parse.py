@@ -1,8 +1,9 @@
 """Request body -> undecoded items, for three shapes of body.
 
 application/json      content parts, as in `schema.EncodeBody`
-multipart/form-data   text fields `model`, `encoding_format`; files under `files`, `file`, `image` or `audio`
-image/*, audio/*      one item; `model`, `encoding_format` in the query (the shape for `curl --data-binary`)
+multipart/form-data   text fields `model`, `encoding_format`; files under one of FILE_FIELDS
+image/*, audio/*,     one item; `model`, `encoding_format` in the query (the shape for `curl --data-binary`)
+video/*
 
 A content part says what it is; of a file only its bytes do: field names, file names and content types are
 hints that nobody reads. Items keep the order in which they stand, and `Media.param` says where.
@@ -27,10 +28,10 @@ from encoder_pool.http.service import PoolService
 from encoder_pool.media.sniff import check_size, recognise
 from encoder_pool.media.source import decode_base64, decode_data_uri
 
-FILE_FIELDS = ("files", "file", "image", "audio")
+FILE_FIELDS = ("files", "file", "image", "audio", "video")
 TEXT_FIELDS = ("model", "encoding_format")
-FILE_KINDS = ("image/", "audio/")
-CONTENT_TYPES = ("application/json", "multipart/form-data", "image/*", "audio/*")
+FILE_KINDS = ("image/", "audio/", "video/")
+CONTENT_TYPES = ("application/json", "multipart/form-data", "image/*", "audio/*", "video/*")
 MARKS_PER_ITEM = 64
 """JSON's opening brackets and commas that a request may have for each item allowed; a content part has 6."""
 

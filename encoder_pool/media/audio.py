@@ -9,13 +9,10 @@ damage that a decoder notices before the end.
 
 from __future__ import annotations
 
-import ctypes
-import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import av
 import av.error
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +32,7 @@ from encoder_pool.media.completeness import (
     check_decoded,
     cut_short,
 )
+from encoder_pool.media.ffmpeg import open_file
 from encoder_pool.media.guards import decode_edge
 from encoder_pool.media.sniff import (
     FLAC,
@@ -70,10 +68,6 @@ _PACKETS_PER_SECOND = 1_000
 _DAMAGED_PACKETS = 64
 _WAV_CHUNKS = 1_000
 _NANOSECONDS = 1_000_000_000
-
-# An MP4 of 33 KB can claim a table of 80 million packets, for which FFmpeg allocates 3 GB. Its only limit for
-# this is one of the process, on a single block; the table of ten hours of AAC stays below it.
-ctypes.CDLL(av.error.__file__).av_max_alloc(ctypes.c_size_t(64 * 1024 * 1024))
 
 
 def decode_audio(media: Media, limits: LimitsConfig, sample_rate: int) -> tuple[Samples, Source]:
@@ -132,9 +126,7 @@ def _blocks(data: bytes, found: Format, limits: LimitsConfig) -> Iterator[_Block
     check_bytes(essential, found)
     first_rate = elapsed = 0
     tally = Tally()
-    with av.open(
-        io.BytesIO(essential), "r", format=_DEMUXERS[found], options=_OPTIONS, metadata_errors="ignore"
-    ) as container:
+    with open_file(essential, _DEMUXERS[found], _OPTIONS) as container:
         packets = _counted(container, len(essential), limits)
         for frame in _frames(packets, _audio_stream(container), tally):
             first_rate = first_rate or frame.sample_rate

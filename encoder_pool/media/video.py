@@ -10,15 +10,11 @@ pixels that are not square stay as they are, as in the towers' reference process
 
 from __future__ import annotations
 
-import ctypes
-import io
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import av
-import av.error
 import numpy as np
 import numpy.typing as npt
 from av.container import InputContainer
@@ -29,6 +25,7 @@ from av.video.stream import VideoStream
 from encoder_pool.config import LimitsConfig
 from encoder_pool.core import Media, Source
 from encoder_pool.errors import TooLarge, UndecodableMedia, UnsupportedMedia
+from encoder_pool.media.ffmpeg import open_file
 from encoder_pool.media.guards import decode_edge
 from encoder_pool.media.sampling import Indices
 from encoder_pool.media.smart_resize import Size
@@ -43,9 +40,6 @@ _FRAME_RATES = (0.01, 1000.0)
 _NO_RATE = 24.0
 # Packets of sound and text in a second of film, beside those of the pictures.
 _OTHER_PACKETS_PER_SECOND = 1_000
-
-# Tables that a small file claims to hold, as in `audio`: no block that FFmpeg allocates may be larger.
-ctypes.CDLL(av.error.__file__).av_max_alloc(ctypes.c_size_t(64 * 1024 * 1024))
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +137,7 @@ def _opened(data: bytes, found: Format, limits: LimitsConfig) -> Iterator[tuple[
         # A relic of QuickTime 3 that unpacks a thousandfold, as often as the file says.
         raise UnsupportedMedia("an mp4 with a compressed header is not supported")
     options = {"codec_whitelist": ",".join(_CODECS), "max_streams": "8", **_decoder_bound(limits)}
-    demuxer = _DEMUXERS[found]
-    with av.open(
-        io.BytesIO(data), "r", format=demuxer, options=options, metadata_errors="ignore"
-    ) as container:
+    with open_file(data, _DEMUXERS[found], options) as container:
         yield container, _video_stream(container, limits)
 
 

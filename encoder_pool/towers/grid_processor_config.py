@@ -7,7 +7,7 @@ what the pool cannot change (say `do_resize: false`) is refused. Imports no torc
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from PIL.Image import Resampling
 from pydantic import Field, PositiveInt, create_model, model_validator
@@ -155,6 +155,58 @@ class KimiVideoConfig(KimiConfig):
     num_frames: None = None
 
 
+class KimiOwnConfig(CheckpointFile):
+    """`media_proc_cfg` of the file that is published with Kimi-K2.5, for the model's own code.
+
+    transformers 5.24 does not read it: the published values are the defaults of its classes.
+    """
+
+    patch_size: PositiveInt
+    merge_kernel_size: PositiveInt
+    image_mean: Rgb
+    image_std: Rgb
+    in_patch_limit: PositiveInt
+    patch_limit_on_one_side: PositiveInt
+    fixed_output_tokens: None = None
+    in_patch_limit_each_frame: PositiveInt | None = None
+    in_patch_limit_video: None = None
+    sample_fps: Annotated[float, Field(gt=0)]
+    max_num_frames_each_video: None = None
+    temporal_merge_kernel_size: PositiveInt
+
+    @property
+    def image(self) -> KimiImageConfig:
+        """The same under the names of transformers."""
+        return KimiImageConfig(**self._common, max_patches=self.in_patch_limit)
+
+    @property
+    def video(self) -> KimiVideoConfig:
+        """Likewise."""
+        return KimiVideoConfig(
+            **self._common,
+            max_patches=self.in_patch_limit_each_frame or self.in_patch_limit,
+            temporal_patch_size=self.temporal_merge_kernel_size,
+            fps=self.sample_fps,
+        )
+
+    @property
+    def _common(self) -> dict[str, Any]:
+        side = self.patch_limit_on_one_side
+        return {
+            "patch_size": self.patch_size,
+            "merge_size": self.merge_kernel_size,
+            "image_mean": self.image_mean,
+            "image_std": self.image_std,
+            "size": MaxSide(max_height=side, max_width=side),
+        }
+
+
+class KimiFile(CheckpointFile):
+    """preprocessor_config.json of Kimi-K2.5."""
+
+    media_proc_cfg: KimiOwnConfig | None = None
+
+
 Config = TypeVar("Config", bound=MediaConfig)
 
 
@@ -167,6 +219,15 @@ def read_video_config(checkpoint: Path, kind: type[Config]) -> Config:
     """Likewise; older checkpoints have the one file for both. Raises ValueError as `read`."""
     name = VIDEO_FILE if (checkpoint / VIDEO_FILE).is_file() else IMAGE_FILE
     return _nested(checkpoint, "video_processor", kind) or read(checkpoint, name, kind)
+
+
+def read_kimi_configs(checkpoint: Path) -> tuple[KimiImageConfig, KimiVideoConfig]:
+    """Of images and videos, from the published file or those of transformers. Raises ValueError as `read`."""
+    if (checkpoint / IMAGE_FILE).is_file():
+        own = read(checkpoint, IMAGE_FILE, KimiFile).media_proc_cfg
+        if own is not None:
+            return own.image, own.video
+    return read_image_config(checkpoint, KimiImageConfig), read_video_config(checkpoint, KimiVideoConfig)
 
 
 def _nested(checkpoint: Path, key: str, kind: type[Config]) -> Config | None:

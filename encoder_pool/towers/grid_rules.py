@@ -14,14 +14,13 @@ from encoder_pool.media.smart_resize import Padded, Size, kimi_size, qwen_image_
 from encoder_pool.media.video import Clip
 from encoder_pool.towers.grid_processor_config import (
     KimiConfig,
-    KimiImageConfig,
-    KimiVideoConfig,
     MediaConfig,
     Qwen2VideoConfig,
     Qwen3VideoConfig,
     QwenImageConfig,
     QwenVideoConfig,
     read_image_config,
+    read_kimi_configs,
     read_video_config,
 )
 
@@ -137,8 +136,7 @@ class KimiRules:
     frames_per_row = 1
 
     def __init__(self, checkpoint: Path) -> None:
-        self.image = read_image_config(checkpoint, KimiImageConfig)
-        self.video = read_video_config(checkpoint, KimiVideoConfig)
+        self.image, self.video = read_kimi_configs(checkpoint)
         self.frames_per_chunk: int | None = self.video.temporal_patch_size
 
     def image_size(self, size: Size) -> Padded:

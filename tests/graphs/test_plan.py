@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from encoder_pool.core import Cost, Pack, Rung
-from encoder_pool.graphs.plan import CostTable, next_pack, plan, predicted_ms, proportional
+from encoder_pool.graphs.plan import CostTable, next_pack, plan, proportional
 from tests.graphs.next_fit import next_fit
+from tests.graphs.predicted import predicted_ms
 
 TOLERANCE_MS = 1e-6
 
@@ -28,10 +29,6 @@ def ladder_of(*budgets: int, sequences: int = 8) -> tuple[Rung, ...]:
 
 LADDER = ladder_of(4, 8, 16, 32, 64)
 TABLE = proportional(LADDER)
-
-
-def total_ms(packs: Sequence[Pack], costs: Sequence[Cost], table: CostTable) -> float:
-    return sum(predicted_ms(pack, costs, table) for pack in packs)
 
 
 def run_ms(costs: Sequence[Cost], ladder: Sequence[Rung], table: CostTable) -> float:
@@ -114,7 +111,7 @@ def test_a_plan_is_never_dearer_than_the_best_contiguous_partition(
     problem: tuple[list[Cost], tuple[Rung, ...], CostTable],
 ) -> None:
     costs, ladder, table = problem
-    ours = total_ms(plan(costs, ladder, table), costs, table)
+    ours = predicted_ms(plan(costs, ladder, table), costs, table)
     assert ours <= cheapest_fifo_ms(costs, ladder, table) + TOLERANCE_MS
     by_size = sorted(costs, key=lambda cost: cost.patch_rows)
     assert ours <= cheapest_fifo_ms(by_size, ladder, table) + TOLERANCE_MS
@@ -131,7 +128,7 @@ def test_a_plan_of_one_order_is_exact(
     # Equal lengths, so that all orders that are tried are this one.
     ordered = sorted((replace(cost, longest=5) for cost in costs), key=lambda cost: cost.patch_rows)
     fitting = [cost for cost in ordered if any(cost.fits(rung.capacity) for rung in ladder)]
-    ours = total_ms(plan(fitting, ladder, table), fitting, table)
+    ours = predicted_ms(plan(fitting, ladder, table), fitting, table)
     assert ours == pytest.approx(cheapest_fifo_ms(fitting, ladder, table), abs=TOLERANCE_MS)
 
 
@@ -145,7 +142,7 @@ def test_a_plan_of_items_that_ascend_in_size_and_length_is_exact(
     by_size = sorted(costs, key=lambda cost: cost.patch_rows)
     ordered = [replace(cost, longest=longest) for cost, longest in zip(by_size, lengths, strict=True)]
     fitting = [cost for cost in ordered if any(cost.fits(rung.capacity) for rung in ladder)]
-    ours = total_ms(plan(fitting, ladder, table), fitting, table)
+    ours = predicted_ms(plan(fitting, ladder, table), fitting, table)
     assert ours == pytest.approx(cheapest_fifo_ms(fitting, ladder, table), abs=TOLERANCE_MS)
 
 
@@ -155,8 +152,8 @@ def test_a_plan_is_never_dearer_than_next_fit(
     problem: tuple[list[Cost], tuple[Rung, ...], CostTable],
 ) -> None:
     costs, ladder, table = problem
-    ours = total_ms(plan(costs, ladder, table), costs, table)
-    assert ours <= total_ms(next_fit(costs, ladder), costs, table) + TOLERANCE_MS
+    ours = predicted_ms(plan(costs, ladder, table), costs, table)
+    assert ours <= predicted_ms(next_fit(costs, ladder), costs, table) + TOLERANCE_MS
 
 
 @settings(deadline=None)
@@ -286,13 +283,6 @@ def test_nothing_waits_is_an_empty_plan_and_no_next_pack() -> None:
 def test_a_table_of_another_ladder_is_refused() -> None:
     with pytest.raises(ValueError, match="the cost table has 2 rungs, the ladder 5"):
         plan([item(1)], LADDER, CostTable((1.0, 2.0), 1.0, 1.0))
-
-
-def test_predicted_milliseconds_come_from_the_table() -> None:
-    table = CostTable((1.0, 2.0, 3.0, 4.0, 5.0), 10.0, 0.5, pack_ms=0.25)
-    costs = [item(1), item(2)]
-    assert predicted_ms(Pack((0, 1), 2), costs, table) == 0.25 + 3.0
-    assert predicted_ms(Pack((0, 1), None), costs, table) == 0.25 + 10.0 + 0.5 * 12
 
 
 def test_a_cost_of_a_pack_beside_its_run_makes_fewer_packs() -> None:

@@ -73,6 +73,7 @@ def test_the_encode_route_documents_its_bodies_headers_and_every_status(document
         "multipart/form-data",
         "image/*",
         "audio/*",
+        "video/*",
     }
     parameters = {parameter["name"]: parameter["in"] for parameter in operation["parameters"]}
     assert parameters["x-deadline-seconds"] == parameters["x-request-id"] == "header"

@@ -4,15 +4,19 @@ import asyncio
 import json
 import re
 
+import httpx
 import numpy as np
 import pytest
 import safetensors.numpy
 
 from encoder_pool.config import LimitsConfig, QueueConfig
 from encoder_pool.core import DType, Media, Modality
+from encoder_pool.http.routes import build_app
 from encoder_pool.http.service import Readiness
 from tests.http.fake_pool import FakePool, client_of, embedding_of, fake_config
+from tests.http.live import served
 from tests.http.samples import audio_part, image_part, json_request, png, wav
+from tests.media import clips
 
 
 async def test_content_parts_are_answered_with_safetensors_in_order() -> None:
@@ -48,6 +52,22 @@ async def test_files_and_a_bare_file_are_other_ways_to_ask() -> None:
         bare = await http.post("/v1/encode?model=fake", content=png(), headers={"content-type": "image/png"})
     assert len(safetensors.numpy.load(form.content)) == 2
     assert len(safetensors.numpy.load(bare.content)) == 1
+
+
+def test_a_bare_video_is_one_item_over_a_real_socket() -> None:
+    pool = FakePool()
+    pool.modalities = frozenset({Modality.IMAGE, Modality.VIDEO})
+    film = clips.film(clips.gray_frames(2, 32, 32), rate=1)
+    with served(build_app(pool)) as url:
+        reply = httpx.post(
+            f"{url}/v1/encode?model=fake&encoding_format=float",
+            content=film,
+            headers={"content-type": "video/mp4"},
+        )
+    assert reply.status_code == 200, reply.text
+    (item,) = reply.json()["data"]
+    assert item["modality"] == "video"
+    assert np.array_equal(item["embedding"], embedding_of(Media(Modality.VIDEO, film, "body")).rows)
 
 
 async def test_the_reply_tells_where_the_time_went() -> None:

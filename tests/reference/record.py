@@ -10,9 +10,17 @@ import json
 import sys
 from typing import Any
 
+# First, and alone: the processors below fail in many ways without it.
+try:
+    import torchvision  # type: ignore[import-not-found, unused-ignore]
+except (ImportError, RuntimeError) as error:  # it raises the latter beside a torch of another build
+    sys.exit(
+        f"torchvision cannot be imported: {error}\nThe references are those of processors that need it; "
+        "record them where torch and torchvision are of one build. Nothing was written."
+    )
+
 import numpy as np
 import torch
-import torchvision  # type: ignore[import-not-found, unused-ignore]
 import transformers
 from transformers.models.kimi_k25.image_processing_kimi_k25 import Kimi_K25ImageProcessor
 from transformers.models.kimi_k25.video_processing_kimi_k25 import Kimi_K25VideoProcessor
