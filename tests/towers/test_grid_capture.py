@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -51,7 +51,12 @@ def pessimal(
     return rows
 
 
-attention.register("pessimal", pessimal)
+@pytest.fixture(autouse=True, scope="module")
+def _registered() -> Iterator[None]:
+    """Known here alone: elsewhere whatever is registered is tried."""
+    attention.register("pessimal", pessimal)
+    yield
+    del attention.KERNELS["pessimal"]
 
 
 def on_kernel(case: GridCase, name: str) -> GridTower:
