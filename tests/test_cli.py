@@ -320,17 +320,6 @@ def test_a_service_whose_weights_do_not_fit_says_so_and_where_the_logs_are(tmp_p
     assert out.count("\n") == 1
 
 
-@pytest.mark.service
-def test_a_service_that_is_terminated_ends_quietly_and_well(tmp_path: Path) -> None:
-    with started(write(tmp_path, toy_document(tmp_path, port=free_port()))) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline().startswith("starting ")
-        assert process.stdout.readline().startswith("toy: http://127.0.0.1:")
-        process.send_signal(signal.SIGTERM)
-        _, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (0, "")
-
-
 def test_a_long_file_name_is_shown_whole_however_narrow_the_terminal() -> None:
     source = Source("jpeg", 451, 300)
     rows = np.zeros((257, 384), np.float32)

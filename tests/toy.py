@@ -61,13 +61,20 @@ class ToyAdapter:
         return 2 * capacity.sequences
 
     def load(self, model: ModelConfig) -> ToyTower:
-        return ToyTower()
+        return ToyTower(self.width)
+
+
+class BulkyAdapter(ToyAdapter):
+    """Rows of 300 kB an item."""
+
+    width = 25_000
 
 
 class ToyTower:
-    def __init__(self) -> None:
+    def __init__(self, width: int = WIDTH) -> None:
         import torch
 
+        self._width = width
         self.inputs: Mapping[str, InputSpec] = {"toys": InputSpec("sequences", (2,), torch.uint8)}
 
     def stage(self, items: Sequence[StagedItem]) -> Mapping[str, torch.Tensor]:
@@ -89,7 +96,7 @@ class ToyTower:
         values = values.masked_fill(faults == NOT_FINITE, float("nan"))
         position = torch.arange(TOKENS, dtype=torch.float32)
         rows = (values[:, None] * WEIGHT + position).reshape(-1, 1)
-        return rows.expand(-1, WIDTH).contiguous()
+        return rows.expand(-1, self._width).contiguous()
 
     def _misbehave(self, faults: set[int]) -> None:
         if RAISES in faults:

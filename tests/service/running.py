@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import psutil
 
+from encoder_pool.launch.haproxy import haproxy_environment
 from encoder_pool.launch.host import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -56,25 +57,57 @@ class Service:
 
 @contextmanager
 def serving(file: Path) -> Iterator[Service]:
-    """The service of the file on a free port, from its first answer to its end, which a supervisor asks for."""
+    """The service of the file on a free port, until it is asked to end, as a supervisor asks."""
     port = free_port()
     with _started([COMMAND, "serve", file, "--port", str(port), "--drain-s", "0.1"], port) as service:
         yield service
-        assert end(service.process, service.process.terminate) == ""
-        assert service.process.returncode == 0
+        output = end(service.process, service.process.terminate)
+        # Ray tells of workers that a test has killed.
+        lines = [line for line in output.splitlines() if "(raylet)" not in line]
+        assert (service.process.returncode, lines) == (0, []), (service.process.returncode, lines)
 
 
 @contextmanager
-def making_serve(config: str | None = None) -> Iterator[Service]:
-    """The service as `make serve` starts it and Ctrl-C ends it, in the environment that runs the tests.
+def making_serve() -> Iterator[Service]:
+    """The default service as `make serve` starts it and Ctrl-C ends it, in the environment of the tests."""
+    port = free_port()
+    with _started(["make", "serve", f"PORT={port}", f"VENV={COMMAND.parents[1]}"], port) as service:
+        yield service
 
-    config  a file, or None for the default
+
+@contextmanager
+def serve_running(file: Path, folder: Path, prefix: str, has_haproxy: bool) -> Iterator[Service]:
+    """What plain `serve run` makes of a copy of the file, as Ray's own documentation says to.
+
+    folder  for the copy and for what Ray prints
+    prefix  route of an application of the file
     """
     port = free_port()
-    options = [] if config is None else [f"CONFIG={config}"]
-    command = ["make", "serve", f"PORT={port}", f"VENV={COMMAND.parents[1]}", *options]
-    with _started(command, port) as service:
-        yield service
+    copy = folder / file.name
+    copy.write_text(file.read_text().replace("port: 8000", f"port: {port}"))
+    with haproxy_environment(drain_s=0.1) as haproxy, (folder / "log").open("w") as log:
+        process = subprocess.Popen(
+            [COMMAND.with_name("serve"), "run", str(copy)],
+            cwd=ROOT,
+            env={**os.environ, "RAY_ADDRESS": "local", **(haproxy if has_haproxy else {})},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        service = Service(port, process, [])
+        try:
+            wait_until(lambda: _is_ready(service, prefix), START_S)
+            yield service
+        finally:
+            end(process, lambda: process.send_signal(signal.SIGINT))
+
+
+def _is_ready(service: Service, prefix: str) -> bool:
+    assert service.process.poll() is None, "serve run has ended"
+    try:
+        return httpx.get(f"{service.root}{prefix}/ready").status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 @contextmanager
@@ -105,7 +138,7 @@ def _lines_until_serving(process: subprocess.Popen[str]) -> list[str]:
     raise AssertionError(f"the service did not start, status {process.wait()}:\n{''.join(lines)}")
 
 
-def family_of(process: subprocess.Popen[str]) -> dict[psutil.Process, str]:
+def processes_of(process: subprocess.Popen[str]) -> dict[psutil.Process, str]:
     """The command line of every process that it has started, directly or not, and that is still there."""
     family = {}
     for child in psutil.Process(process.pid).children(recursive=True):
@@ -116,7 +149,7 @@ def family_of(process: subprocess.Popen[str]) -> dict[psutil.Process, str]:
 
 def end(process: subprocess.Popen[str], ask: Callable[[], None]) -> str:
     """Ask the service to end, and see that it and its whole family do. What it printed meanwhile."""
-    family = family_of(process)
+    family = processes_of(process)
     ask()
     output, _ = process.communicate(timeout=STOP_S)
     _, alive = psutil.wait_procs(family, timeout=10)

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from encoder_pool.client import AsyncEncoderClient
-from tests.service.running import Service, family_of, kill, wait_until
+from tests.service.running import Service, kill, processes_of, wait_until
 from tests.service.toys import assert_rows, encode_many
 from tests.toy import DIES, HANGS, NOT_FINITE, RAISES, SLOW, toy
 
@@ -37,7 +37,7 @@ class Toys:
 
     @property
     def replica_pid(self) -> int:
-        family = family_of(self._service.process)
+        family = processes_of(self._service.process)
         (pid,) = [child.pid for child, line in family.items() if "toys:EncoderPool" in line]
         return pid
 
@@ -48,9 +48,11 @@ def toys(several: Service) -> Toys:
 
 
 def test_a_service_says_where_its_applications_are_and_then_that_it_serves(several: Service) -> None:
-    assert several.lines[0].startswith("starting ")
-    for name in ("toys", "scaled", "grid"):
-        assert f"{name}: {several.root}/{name}/v1\n" in several.lines[1:-1]
+    starting, *places, serving = several.lines
+    assert starting.startswith("starting ")
+    names = {"toys": "toy", "scaled": "toy", "bulky": "bulky", "grid": "tiny", "kimi": "tiny"}
+    assert places == [f"{model}: {several.root}/{name}/v1/encode\n" for name, model in names.items()]
+    assert serving == "serving; Ctrl-C stops\n"
 
 
 def test_embeddings_of_many_requests_at_once_are_never_mixed_up(toys: Toys) -> None:

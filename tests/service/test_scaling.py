@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from tests.service.running import Service, family_of, wait_until
+from tests.service.running import Service, processes_of, wait_until
 from tests.service.toys import encode_many
 from tests.toy import SLOW, toy
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.service
 
 
 def replicas(service: Service) -> int:
-    return sum("ServeReplica:scaled:" in line for line in family_of(service.process).values())
+    return sum("ServeReplica:scaled:" in line for line in processes_of(service.process).values())
 
 
 def test_a_burst_brings_a_second_replica_and_calm_takes_it_away_without_a_lost_request(

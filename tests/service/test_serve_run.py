@@ -2,66 +2,35 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
-import psutil
 import pytest
 
 from encoder_pool.client import EncoderClient
-from encoder_pool.launch.haproxy import haproxy_environment
-from encoder_pool.launch.host import free_port
-from tests.service.running import ROOT, START_S, STOP_S, family_of, wait_until
+from tests.service.running import ROOT, Service, processes_of, serve_running
 
 pytestmark = pytest.mark.service
 
-CONFIGS = sorted((ROOT / "serve_configs").glob("*.yaml"))
+FOLDER = ROOT / "serve_configs"
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
-@pytest.mark.parametrize("has_haproxy", [False, True], ids=["own proxy", "haproxy"])
-def test_serve_run_serves_the_file(config: Path, has_haproxy: bool, tmp_path: Path, photo: bytes) -> None:
-    port = free_port()
-    file = tmp_path / config.name
-    file.write_text(config.read_text().replace("port: 8000", f"port: {port}"))
-    with (
-        haproxy_environment(drain_s=0.1) as haproxy,
-        serve_run(file, haproxy if has_haproxy else {}) as process,
-    ):
-        wait_until(lambda: is_ready(f"http://127.0.0.1:{port}/image", process), START_S)
-        family = family_of(process)
-        assert any("/haproxy " in line for line in family.values()) == has_haproxy
-        with EncoderClient(f"http://127.0.0.1:{port}/image") as client:
+def has_haproxy(service: Service) -> bool:
+    return any("/haproxy " in line for line in processes_of(service.process).values())
+
+
+def test_every_file_that_needs_no_gpu_is_served_here() -> None:
+    files = {path.name for path in FOLDER.glob("*.yaml") if "device: cuda" not in path.read_text()}
+    assert files == {"demo.yaml", "qwen-tiny.yaml"}
+
+
+def test_serve_run_serves_the_default_through_its_own_proxy(tmp_path: Path, photo: bytes) -> None:
+    with serve_running(FOLDER / "demo.yaml", tmp_path, "/image", has_haproxy=False) as service:
+        assert not has_haproxy(service)
+        with EncoderClient(service.image) as client:
             assert client.encode(photo)[0].embedding.shape == (257, 384)
-    assert not psutil.wait_procs(family, timeout=10)[1]
 
 
-@contextmanager
-def serve_run(file: Path, environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        [Path(sys.executable).with_name("serve"), "run", str(file)],
-        cwd=ROOT,
-        env={**os.environ, "RAY_ADDRESS": "local", **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    try:
-        yield process
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=STOP_S)
-
-
-def is_ready(url: str, process: subprocess.Popen[str]) -> bool:
-    assert process.poll() is None, process.communicate()[0]
-    try:
-        return httpx.get(f"{url}/ready").status_code == 200
-    except httpx.TransportError:
-        return False
+def test_serve_run_serves_a_grid_tower_through_haproxy(qwen_tiny: Service, photo: bytes) -> None:
+    assert has_haproxy(qwen_tiny)
+    with EncoderClient(qwen_tiny.root) as client:
+        assert client.encode(photo)[0].embedding.shape == (176, 256)

@@ -16,7 +16,7 @@ from tests.toy import expected
 
 def application(name: str, **sections: Any) -> dict[str, Any]:
     """An application of toys under its name, small enough to run beside others; or of what `sections` say."""
-    arguments = {
+    arguments: dict[str, dict[str, Any]] = {
         "model": {"name": "toy", "adapter": "tests.toy:ToyAdapter", "checkpoint": "."},
         "ladder": {"min": 1, "max": 8},
         "replica": {"cpus": 0.1},
