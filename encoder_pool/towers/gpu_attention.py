@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import warnings
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch.nn.attention.varlen import varlen_attn
 
-from encoder_pool.towers.attention import KERNELS, register
+from encoder_pool.towers.attention import register
 
 HALVES = (torch.bfloat16, torch.float16)
 """What all kernels but `masked` compute in."""
@@ -25,12 +26,18 @@ SHORT_ROWS = 2048
 """... nor ours on longer ones."""
 
 
-def candidates(dtype: torch.dtype, longest: int) -> tuple[str, ...]:
-    """Names of the kernels worth trying for segments of this length, in this type."""
-    if dtype not in HALVES:
+ALIGNED = 8
+"""All but `masked` need heads of so many values or a multiple: 16 bytes."""
+
+
+def candidates(dtype: torch.dtype, width: int, longest: int) -> tuple[str, ...]:
+    """Names of the kernels worth trying for such segments and heads, the plainest first."""
+    if dtype not in HALVES or width % ALIGNED:
         return ("masked",)
-    is_tried = {"masked": False, "flash4": longest >= LONG_ROWS, "flash2": True}
-    return tuple(name for name in KERNELS if is_tried.get(name, longest <= SHORT_ROWS))
+    names = ["flash2"]
+    names += _long if longest >= LONG_ROWS else []
+    names += _short if longest <= SHORT_ROWS else []
+    return tuple(names)
 
 
 def flash2(
@@ -56,16 +63,18 @@ def flash4(
     scale: float,
 ) -> torch.Tensor:
     """FlashAttention 4, https://github.com/Dao-AILab/flash-attention. Its first call compiles for seconds."""
-    result = _flash4_function()(
-        query,
-        key,
-        value,
-        cu_seqlens_q=offsets,
-        cu_seqlens_k=offsets,
-        max_seqlen_q=longest,
-        max_seqlen_k=longest,
-        softmax_scale=scale,
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its compiler, about its own parts
+        result = _flash4_function()(
+            query,
+            key,
+            value,
+            cu_seqlens_q=offsets,
+            cu_seqlens_k=offsets,
+            max_seqlen_q=longest,
+            max_seqlen_k=longest,
+            softmax_scale=scale,
+        )
     rows: torch.Tensor = result[0] if isinstance(result, tuple) else result
     return rows
 
@@ -80,15 +89,21 @@ def _is_installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
+_long: list[str] = []
+_short: list[str] = []
+
+
 def _register_all() -> None:
     register("flash2", flash2)
     if _is_installed("flash_attn") and _is_installed("flash_attn.cute"):
         register("flash4", flash4)
+        _long.append("flash4")
     if _is_installed("triton"):
         from encoder_pool.towers.fused.triton_operations import TILES, packed_attention
 
         for tile in TILES:
-            register(f"triton-{tile.queries}x{tile.keys}", partial(packed_attention, tile=tile))
+            _short.append(f"triton-{tile.queries}x{tile.keys}")
+            register(_short[-1], partial(packed_attention, tile=tile))
 
 
 _register_all()

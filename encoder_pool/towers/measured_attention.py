@@ -3,7 +3,7 @@
 The first time that heads of so many rows, in segments of such a length, are seen, which is in a rung's
 warm-up, all candidates are timed on random heads, and the fastest is kept. Heads may be widened by zeros
 where a kernel runs faster so: what that costs is timed with it. A candidate whose numbers are not those of
-torch's own kernel is never used, whatever compiler broke it. Knows no tower.
+the others is never used, whatever compiler broke it. Knows no tower.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 from encoder_pool.towers.attention import kernel_of
 from encoder_pool.towers.fused.operations import Operations
-from encoder_pool.towers.gpu_attention import candidates, flash2
+from encoder_pool.towers.gpu_attention import candidates
 
 logger = logging.getLogger(__name__)
 
@@ -90,13 +90,14 @@ class MeasuredAttention:
         return self.choices[shape]
 
     def _measured(self, shape: Shape) -> Iterator[Choice]:
-        """The candidates that compute what torch's own kernel computes."""
+        """The candidates that compute what the plainest of them computes."""
         heads = torch.randn(shape.rows, 3, self._num_heads, self._width, dtype=self._dtype, device="cuda")
         offsets = torch.arange(0, shape.rows + 1, shape.longest, dtype=torch.int32, device="cuda")
+        plainest, *others = candidates(self._dtype, self._width, shape.longest)
         query, key, value = heads.unbind(1)
-        expected = flash2(query, key, value, offsets, shape.longest, self._width**-0.5)
+        expected = kernel_of(plainest)(query, key, value, offsets, shape.longest, self._width**-0.5)
         still = heads.new_zeros(shape.rows, self._width)
-        for name in candidates(self._dtype, shape.longest):
+        for name in (plainest, *others):
             for width in dict.fromkeys((self._width, self._width + -self._width % WIDTH_MULTIPLE)):
                 run = partial(self._attend, name, heads, still, offsets, shape.longest, width)
                 if _is_close(run()[..., : self._width], expected):

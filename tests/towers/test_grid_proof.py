@@ -24,11 +24,11 @@ def kernels(place: Place) -> list[str]:
     """What a tower is proven on: all that this machine's kind has, and the choice among them."""
     if place.device == "cpu" or not torch.cuda.is_available():
         return ["masked"]
-    from encoder_pool.towers.attention import KERNELS
     from encoder_pool.towers.gpu_attention import candidates
 
-    ours = [name for name in candidates(torch.bfloat16, 64) if name.startswith("triton")]
-    return ["auto", *ours[:1], *(name for name in KERNELS if name not in ours)]
+    flash, *ours = candidates(torch.bfloat16, 64, 64)
+    long = [name for name in candidates(torch.bfloat16, 64, 4096) if name != flash]
+    return ["auto", "masked", flash, *long, *ours[:1]]
 
 
 def combinations(place: Place, *families: str) -> list[object]:

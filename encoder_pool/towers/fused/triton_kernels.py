@@ -154,8 +154,8 @@ def packed_attention(
     offsets,  # (sequences + 1,)
     attended,  # (T, H, D), contiguous
     scale,  # times log2(e)
-    row_values,
-    head_values,
+    row_values: tl.constexpr,
+    head_values: tl.constexpr,
     num_heads,
     width: tl.constexpr,
     block_low: tl.constexpr,
@@ -165,7 +165,9 @@ def packed_attention(
 ):
     """Some queries of one sequence and head, over all of its keys, with a running softmax.
 
-    Columns are taken as two powers of two: rounded up to one they would be nearly double.
+    Columns are taken as two powers of two: rounded up to one they would be nearly double. Strides are
+    compiled in, and stages are two or more: without knowing that rows are aligned Triton 3.6 does not
+    pipeline the loads, and then its products are wrong.
     """
     tile, sequence, head = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     start = tl.load(offsets + sequence).to(tl.int64)
