@@ -3,10 +3,22 @@ from pathlib import Path
 
 import pytest
 
-from tests.service.running import Service, making_serve
+from tests.service.running import Service, making_serve, serve_running
 
 ROOT = Path(__file__).parents[1]
 MEDIA = ROOT / "encoder_pool" / "demo" / "media"
+SHARED = {"demo", "qwen_tiny", "several"}
+"""Fixtures that are services."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Those that share a service come last: an idle one, which stays, takes a share of the cores."""
+    items.sort(key=_lateness)
+
+
+def _lateness(item: pytest.Item) -> int:
+    is_shared = not SHARED.isdisjoint(getattr(item, "fixturenames", ()))
+    return 2 if is_shared else item.get_closest_marker("service") is not None
 
 
 @pytest.fixture(scope="session")
@@ -17,9 +29,10 @@ def demo() -> Iterator[Service]:
 
 
 @pytest.fixture(scope="session")
-def qwen_tiny() -> Iterator[Service]:
-    """The small grid tower of the README, likewise."""
-    with making_serve("serve_configs/qwen-tiny.yaml") as service:
+def qwen_tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """The small grid tower of the README, likewise, by plain `serve run`."""
+    file = ROOT / "serve_configs" / "qwen-tiny.yaml"
+    with serve_running(file, tmp_path_factory.mktemp("serve-run"), "", has_haproxy=True) as service:
         yield service
 
 

@@ -47,18 +47,21 @@ class Start(NamedTuple):
     peak_rss_bytes: int
 
 
-def start(checkpoint: Path) -> Start:
-    """Of a shard in a process of its own."""
-    child = subprocess.run(
+def starting(checkpoint: Path) -> subprocess.Popen[str]:
+    """A shard in a process of its own."""
+    return subprocess.Popen(
         [sys.executable, "-c", CHILD, str(checkpoint)],
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=120,
-        check=False,
         cwd=Path(__file__).parents[2],
     )
-    assert child.returncode == 0, child.stderr[-2000:]
-    return Start(*json.loads(child.stdout))
+
+
+def started(child: subprocess.Popen[str]) -> Start:
+    out, err = child.communicate(timeout=120)
+    assert child.returncode == 0, err[-2000:]
+    return Start(*json.loads(out))
 
 
 def checkpoint(folder: Path, language_model: dict[str, torch.Tensor]) -> Path:
@@ -71,23 +74,29 @@ def checkpoint(folder: Path, language_model: dict[str, torch.Tensor]) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Start:
-    return start(checkpoint(tmp_path_factory.mktemp("alone") / "checkpoint", {}))
+class Starts(NamedTuple):
+    alone: Start
+    whole: Start
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Start:
+def starts(tmp_path_factory: pytest.TempPathFactory) -> Starts:
+    """With the tower alone and with the whole model, both at once."""
+    folder = tmp_path_factory.mktemp("start")
     half = torch.zeros(LANGUAGE_MODEL_BYTES // 8)
-    folder = tmp_path_factory.mktemp("whole")
-    return start(checkpoint(folder / "checkpoint", {"lm_head.weight": half, "z.weight": half.clone()}))
+    language_model = {"lm_head.weight": half, "z.weight": half.clone()}
+    children = [
+        starting(checkpoint(folder / "alone", {})),
+        starting(checkpoint(folder / "whole", language_model)),
+    ]
+    return Starts(*map(started, children))
 
 
-def test_the_weights_are_the_towers_alone(alone: Start, whole: Start) -> None:
-    assert alone.weights_bytes == whole.weights_bytes
+def test_the_weights_are_the_towers_alone(starts: Starts) -> None:
+    assert starts.alone.weights_bytes == starts.whole.weights_bytes
     # Beside them two tables of frequencies, and the zeros that widen the MLPs.
-    assert 4 * 1_335_328 <= whole.weights_bytes < 4 * 1_335_328 * 1.06
+    assert 4 * 1_335_328 <= starts.whole.weights_bytes < 4 * 1_335_328 * 1.06
 
 
-def test_the_rest_of_the_checkpoint_is_never_in_memory(alone: Start, whole: Start) -> None:
-    assert whole.peak_rss_bytes - alone.peak_rss_bytes < SLACK_BYTES
+def test_the_rest_of_the_checkpoint_is_never_in_memory(starts: Starts) -> None:
+    assert starts.whole.peak_rss_bytes - starts.alone.peak_rss_bytes < SLACK_BYTES

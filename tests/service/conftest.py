@@ -35,7 +35,7 @@ def with_large_frames(case: GridCase) -> GridCase:
     return replace(case, adapter=GridAdapter(case.folder))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def several(grid_cases: GridCases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """One service of five applications, for to start one takes longer than most tests.
 

@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import psutil
 
+from encoder_pool.launch.haproxy import haproxy_environment
 from encoder_pool.launch.host import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -67,16 +68,48 @@ def serving(file: Path) -> Iterator[Service]:
 
 
 @contextmanager
-def making_serve(config: str | None = None) -> Iterator[Service]:
-    """The service as `make serve` starts it and Ctrl-C ends it, in the environment that runs the tests.
+def making_serve() -> Iterator[Service]:
+    """The default service as `make serve` starts it and Ctrl-C ends it, in the environment of the tests."""
+    port = free_port()
+    with _started(["make", "serve", f"PORT={port}", f"VENV={COMMAND.parents[1]}"], port) as service:
+        yield service
 
-    config  a file, or None for the default
+
+@contextmanager
+def serve_running(
+    file: Path, folder: Path, prefix: str, has_haproxy: bool, start_s: float = START_S
+) -> Iterator[Service]:
+    """What plain `serve run` makes of a copy of the file, as Ray's own documentation says to.
+
+    folder  for the copy and for what Ray prints
+    prefix  route of an application of the file
     """
     port = free_port()
-    options = [] if config is None else [f"CONFIG={config}"]
-    command = ["make", "serve", f"PORT={port}", f"VENV={COMMAND.parents[1]}", *options]
-    with _started(command, port) as service:
-        yield service
+    copy = folder / file.name
+    copy.write_text(file.read_text().replace("port: 8000", f"port: {port}"))
+    with haproxy_environment(drain_s=0.1) as haproxy, (folder / "log").open("w") as log:
+        process = subprocess.Popen(
+            [COMMAND.with_name("serve"), "run", str(copy)],
+            cwd=ROOT,
+            env={**os.environ, "RAY_ADDRESS": "local", **(haproxy if has_haproxy else {})},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        service = Service(port, process, [])
+        try:
+            wait_until(lambda: _is_ready(service, prefix), start_s)
+            yield service
+        finally:
+            end(process, lambda: process.send_signal(signal.SIGINT))
+
+
+def _is_ready(service: Service, prefix: str) -> bool:
+    assert service.process.poll() is None, "serve run has ended"
+    try:
+        return httpx.get(f"{service.root}{prefix}/ready").status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 @contextmanager

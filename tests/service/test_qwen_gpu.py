@@ -21,15 +21,13 @@ from encoder_pool.core import Media, Modality
 from encoder_pool.graphs.ladder import build_ladder
 from encoder_pool.graphs.runner import Batch
 from encoder_pool.launch.file import read_service_file
-from encoder_pool.launch.haproxy import haproxy_environment
 from encoder_pool.launch.host import free_port
 from encoder_pool.towers.adapter import StagedItem
 from encoder_pool.towers.grid import GridAdapter
 from encoder_pool.weights import ensure
 from tests.gpu import NEEDS_GPU
 from tests.media.clips import film, gray_frames
-from tests.service.running import ROOT, processes_of, wait_until
-from tests.service.test_serve_run import is_ready, serve_run
+from tests.service.running import ROOT, processes_of, serve_running
 
 pytestmark = [pytest.mark.service, *NEEDS_GPU]
 
@@ -45,17 +43,11 @@ Rows = Callable[[bytes, Modality], np.ndarray]
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Where the service answers. HAProxy is seen to be there, and everything to be gone in the end."""
-    port = free_port()
-    file = tmp_path_factory.mktemp("qwen") / FILE.name
-    file.write_text(FILE.read_text().replace("port: 8000", f"port: {port}"))
-    with haproxy_environment(drain_s=0.1) as haproxy, serve_run(file, haproxy) as process:
-        root = f"http://127.0.0.1:{port}"
-        wait_until(lambda: is_ready(root, process), START_S)
-        family = processes_of(process)
-        assert any("/haproxy " in line for line in family.values())
-        yield root
-    assert not psutil.wait_procs(family, timeout=20)[1]
+    """Where the service answers, behind HAProxy."""
+    folder = tmp_path_factory.mktemp("qwen")
+    with serve_running(FILE, folder, "", has_haproxy=True, start_s=START_S) as service:
+        assert any("/haproxy " in line for line in processes_of(service.process).values())
+        yield service.root
 
 
 @pytest.fixture(scope="module")

@@ -59,7 +59,8 @@ class Stock:
         weight = next(self.tower.parameters())
         pixels = self.pixel_values(item).to(weight.device, weight.dtype)
         grid = torch.tensor([item.grid], device=weight.device)
-        with torch.no_grad():
+        # On a GPU convolutions in float32 round their operands to 10 bits, unless told not to.
+        with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
             output = self.tower(pixels, grid_thw=grid)
             if self.projector is not None:
                 projected: torch.Tensor = self.projector(output.pooler_output)
