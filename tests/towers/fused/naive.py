@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from encoder_pool.towers.fused.operations import Norm
+from encoder_pool.towers.fused.operations import Activation, Norm
 
 from .operands import Layer, Levels, Sum, Turn
 
@@ -48,21 +48,30 @@ def rotate(given: Turn, width: int) -> torch.Tensor:
     return rotated
 
 
-def gated_silu(gates_and_values: torch.Tensor) -> torch.Tensor:
-    gates, values = gates_and_values.double().tensor_split(2, dim=1)
+def linear(given: Layer) -> torch.Tensor:
+    return torch.einsum("tc,oc->to", given.rows.double(), given.weight.double()) + given.bias.double()
+
+
+def activated(activation: Activation, products: torch.Tensor) -> torch.Tensor:
+    return _ACTIVATIONS[activation](products.double())
+
+
+def _gated_silu(gates_and_values: torch.Tensor) -> torch.Tensor:
+    gates, values = gates_and_values.tensor_split(2, dim=1)
     return gates / (1 + (-gates).exp()) * values
 
 
-def gelu_linear(given: Layer) -> torch.Tensor:
+def _gelu(x: torch.Tensor) -> torch.Tensor:
     """The tanh form of https://arxiv.org/abs/1606.08415, section 2."""
-    product = _product(given)
-    return product / 2 * (1 + (math.sqrt(2 / math.pi) * (product + 0.044715 * product**3)).tanh())
+    return x / 2 * (1 + (math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)).tanh())
 
 
-def quick_gelu_linear(given: Layer) -> torch.Tensor:
-    product = _product(given)
-    return product / (1 + (-1.702 * product).exp())
+def _quick_gelu(x: torch.Tensor) -> torch.Tensor:
+    return x / (1 + (-1.702 * x).exp())
 
 
-def _product(given: Layer) -> torch.Tensor:
-    return torch.einsum("tc,oc->to", given.rows.double(), given.weight.double()) + given.bias.double()
+_ACTIVATIONS = {
+    Activation.GELU: _gelu,
+    Activation.QUICK_GELU: _quick_gelu,
+    Activation.GATED_SILU: _gated_silu,
+}

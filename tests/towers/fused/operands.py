@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import torch
 
-from encoder_pool.towers.fused.operations import Norm
+from encoder_pool.towers.fused.operations import Activation, Norm
+from encoder_pool.towers.fused.products import Product
 
 
 class Place(NamedTuple):
@@ -71,6 +72,10 @@ class Layer(NamedTuple):
     weight: torch.Tensor
     bias: torch.Tensor
 
+    @property
+    def product(self) -> Product:
+        return Product(self.weight, self.bias)
+
 
 def layer(rows: int, width: int, outputs: int, seed: int = 0, place: Place = CPU) -> Layer:
     """Products of it are of order one."""
@@ -80,6 +85,20 @@ def layer(rows: int, width: int, outputs: int, seed: int = 0, place: Place = CPU
         weight.to(place.device, place.dtype),
         normal(outputs, seed=seed + 2, place=place),
     )
+
+
+def before(
+    activation: Activation, rows: int, width: int, outputs: int, seed: int = 0, place: Place = CPU
+) -> Layer:
+    """A layer whose products, activated, are so many outputs."""
+    return layer(rows, width, outputs * (2 if activation is Activation.GATED_SILU else 1), seed, place)
+
+
+def silence(given: Layer, activation: Activation, first: int) -> None:
+    """Let all outputs from the first on have no weights; a gated one is of two halves."""
+    for numbers in given.product:
+        for part in numbers.chunk(2) if activation is Activation.GATED_SILU else (numbers,):
+            part[first:] = 0
 
 
 class Levels(NamedTuple):

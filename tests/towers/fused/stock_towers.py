@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from encoder_pool.towers.fused.block import MLP_MULTIPLE
+from encoder_pool.towers.fused.products import MLP_MULTIPLE
 from tests.towers.cases import randomised
 from tests.towers.grid_checkpoints import WHOLE
 

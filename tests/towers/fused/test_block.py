@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from encoder_pool.towers.attention import OneKernel, masked
-from encoder_pool.towers.fused import block
+from encoder_pool.towers.fused import products
 from encoder_pool.towers.fused.block import Between, FusedBlock
-from encoder_pool.towers.fused.operations import PlainOperations
+from encoder_pool.towers.fused.operations import Activation, PlainOperations
 from encoder_pool.towers.loading import bytes_of
 from tests.towers.cases import assert_close
 from tests.towers.grid_checkpoints import FAMILIES, HIDDEN
@@ -63,7 +63,12 @@ def fused(
 ) -> FusedBlock:
     config: Any = tower.config
     return FusedBlock(
-        stock, config.hidden_act, before, after, PlainOperations(), attention or OneKernel("masked", WIDTH)
+        stock,
+        Activation.named(config.hidden_act),
+        before,
+        after,
+        PlainOperations(),
+        attention or OneKernel("masked", WIDTH),
     )
 
 
@@ -114,7 +119,7 @@ def test_columns_that_count_nothing_are_added_and_change_nothing(
 ) -> None:
     first = blocks_of(tower)[0]
     padded = fused(first, tower)
-    monkeypatch.setattr(block, "MLP_MULTIPLE", 1)
+    monkeypatch.setattr(products, "MLP_MULTIPLE", 1)
     as_it_is = fused(first, tower)
     assert bytes_of(as_it_is) == bytes_of(first)
     assert_close(run(padded, normal(ROWS, HIDDEN)), run(as_it_is, normal(ROWS, HIDDEN)))
@@ -137,10 +142,3 @@ def test_heads_widened_by_zeros_change_nothing(tower: nn.Module) -> None:
     assert bytes_of(ours) == own + 4 * HIDDEN * HEADS * (WIDTH + 8), "the wider product is a weight too"
     run(ours, normal(ROWS, HIDDEN))
     assert bytes_of(ours) == own + 4 * HIDDEN * HEADS * (WIDTH + 8), "and made once"
-
-
-def test_an_unknown_activation_is_refused(tower: nn.Module) -> None:
-    config: Any = tower.config
-    config.hidden_act = "relu"
-    with pytest.raises(ValueError, match=r"model\.checkpoint: .*'relu'; blocks know gelu_pytorch_tanh, "):
-        fused(blocks_of(tower)[0], tower)

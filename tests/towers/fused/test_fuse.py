@@ -143,6 +143,13 @@ def test_a_tower_says_what_it_runs_on(case: GridCase) -> None:
     assert case.tower.weights_bytes == bytes_of(*(part for part in case.tower.encoder if part is not None))
 
 
+def test_an_unknown_activation_is_refused(tower: nn.Module) -> None:
+    config: Any = tower.config
+    config.hidden_act = "relu"
+    with pytest.raises(ValueError, match=r"model\.checkpoint: .*'relu'; blocks know gelu_pytorch_tanh, "):
+        fuse(tower, model_config())
+
+
 def test_an_unknown_kernel_is_refused(tower: nn.Module) -> None:
     with pytest.raises(ValueError, match=r"model\.attention 'fast' is no kernel of this machine"):
         fuse(tower, model_config(attention="fast"))

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLRMSNorm
 
-from encoder_pool.towers.fused.operations import Norm, PlainOperations, has_triton
+from encoder_pool.towers.fused.operations import Activation, Norm, PlainOperations, has_triton
 from tests.towers.cases import randomised
 
 from . import naive
-from .operands import Place, layer, levels, norm, normal, taps, turn
+from .operands import Place, before, layer, levels, norm, normal, silence, taps, turn
 
 OURS = PlainOperations()
 HALF = Place(torch.bfloat16)
@@ -24,6 +24,7 @@ BFLOAT16_ROUNDS_BY = 2**-8
 rows = pytest.mark.parametrize("rows", [1, 257])
 widths = pytest.mark.parametrize("width", [1, 41, 96])
 norms = pytest.mark.parametrize("is_rms", [False, True], ids=["layer", "rms"])
+activations = pytest.mark.parametrize("activation", Activation)
 
 
 def assert_is(found: torch.Tensor, formula: torch.Tensor) -> None:
@@ -127,44 +128,54 @@ def test_values_are_not_turned_and_turned_ones_are_rounded_once() -> None:
 
 @rows
 @widths
-def test_gates_are_silu_of_the_first_half_times_the_second(rows: int, width: int) -> None:
-    given = 3 * normal(rows, 2 * width)
-    kept = given.clone()
-    gated = OURS.gated_silu(given)
-    assert gated.is_contiguous()
-    assert_is(gated, naive.gated_silu(given))
-    assert torch.equal(given, kept)
+def test_a_product_is_that_of_rows_and_weights_plus_the_bias(rows: int, width: int) -> None:
+    given = layer(rows, width, 33)
+    assert_is(OURS.linear(OURS.operand(given.rows), OURS.weight(given.product)), naive.linear(given))
 
 
+def test_rows_and_weights_are_taken_as_they_are() -> None:
+    given = layer(3, 41, 33)
+    assert OURS.operand(given.rows) is given.rows
+    assert all(one is other for one, other in zip(OURS.weight(given.product), given.product, strict=True))
+
+
+@activations
 @rows
 @widths
-def test_gelu_of_a_product_is_in_its_tanh_form(rows: int, width: int) -> None:
-    given = layer(rows, width, 33)
+def test_a_product_is_activated_as_the_formula_has_it(rows: int, width: int, activation: Activation) -> None:
+    given = before(activation, rows, width, 33)
     kept = given.rows.clone()
-    assert_is(OURS.gelu_linear(*given), naive.gelu_linear(given))
+    activated = OURS.activated(activation, given.rows, given.product)
+    assert activated.is_contiguous()
+    assert_is(activated, naive.activated(activation, naive.linear(given)))
     assert torch.equal(given.rows, kept)
 
 
-@rows
-@widths
-def test_quick_gelu_of_a_product(rows: int, width: int) -> None:
-    given = layer(rows, width, 33)
-    kept = given.rows.clone()
-    assert_is(OURS.quick_gelu_linear(*given), naive.quick_gelu_linear(given))
-    assert torch.equal(given.rows, kept)
-
-
-@pytest.mark.parametrize("zero_takes", ["gelu_linear", "quick_gelu_linear"])
-def test_an_output_without_weights_stays_exactly_zero(zero_takes: str) -> None:
-    given = layer(257, 41, 33)
-    given.weight[5:], given.bias[5:] = 0, 0
-    assert (getattr(OURS, zero_takes)(*given)[:, 5:] == 0).all()
+@activations
+def test_an_output_without_weights_stays_exactly_zero(activation: Activation) -> None:
+    given = before(activation, 257, 41, 33)
+    silence(given, activation, 5)
+    activated = OURS.activated(activation, given.rows, given.product)
+    assert (activated[:, 5:] == 0).all()
+    assert (activated[:, :5] != 0).any()
 
 
 def test_a_gate_of_zero_stays_exactly_zero() -> None:
-    given = normal(257, 2 * 41)
-    given[:, 5:41] = 0
-    assert (OURS.gated_silu(given)[:, 5:] == 0).all()
+    given = layer(257, 41, 2 * 33)
+    given.weight[5:33], given.bias[5:33] = 0, 0
+    assert (OURS.activated(Activation.GATED_SILU, given.rows, given.product)[:, 5:] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "activation"),
+    [
+        ("gelu_pytorch_tanh", Activation.GELU),
+        ("quick_gelu", Activation.QUICK_GELU),
+        ("silu", Activation.GATED_SILU),
+    ],
+)
+def test_an_activation_has_the_name_that_checkpoints_give_it(name: str, activation: Activation) -> None:
+    assert Activation.named(name) is activation
 
 
 @pytest.mark.parametrize("stock", [nn.LayerNorm(41, eps=0.01), Qwen2_5_VLRMSNorm(41, eps=0.01)])

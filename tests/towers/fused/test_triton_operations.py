@@ -10,14 +10,18 @@ import torch
 
 from encoder_pool.core import DType
 from encoder_pool.towers.fused.fuse import operations_for
-from encoder_pool.towers.fused.operations import Norm, Operations, PlainOperations, has_triton
+from encoder_pool.towers.fused.operations import Activation, Norm, Operations, PlainOperations, has_triton
+from encoder_pool.towers.fused.products import Product
 from tests.gpu import NEEDS_GPU
 from tests.towers.cases import model_config
 from tests.towers.recording import recorded
 
-from .operands import Place, layer, levels, norm, normal, taps, turn
+from . import naive
+from .operands import Layer, Place, before, layer, levels, norm, normal, silence, taps, turn
 
 pytestmark = NEEDS_GPU
+
+Ours = Operations[torch.Tensor, Product]
 
 PLAIN = PlainOperations()
 BFLOAT16, FLOAT16 = Place(torch.bfloat16, "cuda"), Place(torch.float16, "cuda")
@@ -31,8 +35,11 @@ places = pytest.mark.parametrize(
 )
 
 
+activations = pytest.mark.parametrize("activation", Activation)
+
+
 @pytest.fixture(scope="module")
-def ours() -> Operations:
+def ours() -> Ours:
     if not has_triton():
         pytest.skip("there is no Triton here, or no compiler for it")
     from encoder_pool.towers.fused.triton_operations import TritonOperations
@@ -52,10 +59,10 @@ def assert_rounded_once(found: torch.Tensor, exact: torch.Tensor, place: Place) 
     torch.testing.assert_close(found.float(), exact, rtol=1.01 * rounds_by(place.dtype), atol=1e-5)
 
 
-def assert_product(found: torch.Tensor, exact: torch.Tensor, place: Place) -> None:
-    """Values of about one, that may be rounded before the activation, and in parts where a sum is split."""
+def assert_product(found: torch.Tensor, exact: torch.Tensor, place: Place, factors: int = 1) -> None:
+    """Values of about one, of factors that may be rounded before, and in parts where a sum is split."""
     assert found.dtype == place.dtype
-    limit = 4 * rounds_by(place.dtype)
+    limit = (2 + 2 * factors) * rounds_by(place.dtype)
     torch.testing.assert_close(found.float(), exact, rtol=limit, atol=limit + 1e-5)
 
 
@@ -68,24 +75,23 @@ def exact_norm(of: Norm) -> Norm:
     return Norm(of.weight.float(), None if of.bias is None else of.bias.float(), of.eps)
 
 
-def test_a_tower_in_half_precision_runs_on_them(ours: Operations) -> None:
+def test_a_tower_in_half_precision_runs_on_them(ours: Ours) -> None:
     for dtype in (DType.BFLOAT16, DType.FLOAT16):
         assert isinstance(operations_for(model_config(dtype, "cuda")), type(ours))
 
 
-@pytest.mark.parametrize("width", [1176, 1536, 41])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("dtype", "width"), [(torch.bfloat16, 1176), (torch.bfloat16, 41), (torch.float16, 1536)]
+)
 @rows
-def test_pixels_are_those_of_torch_to_the_bit(
-    ours: Operations, rows: int, dtype: torch.dtype, width: int
-) -> None:
+def test_pixels_are_those_of_torch_to_the_bit(ours: Ours, rows: int, dtype: torch.dtype, width: int) -> None:
     given = levels(rows, width, device="cuda")
     assert torch.equal(ours.normalise(*given, dtype), PLAIN.normalise(*given, dtype))
 
 
 @places
 @rows
-def test_positions_are_rounded_once(ours: Operations, rows: int, place: Place, width: int) -> None:
+def test_positions_are_rounded_once(ours: Ours, rows: int, place: Place, width: int) -> None:
     given = taps(rows, width, place=place)
     exact = PLAIN.interpolate(*in_float32(given))
     assert_rounded_once(ours.interpolate(*given), exact, place)
@@ -95,7 +101,7 @@ def test_positions_are_rounded_once(ours: Operations, rows: int, place: Place, w
 @places
 @rows
 def test_a_branch_is_added_in_place_and_the_rounded_sum_is_normalised(
-    ours: Operations, rows: int, place: Place, width: int, is_rms: bool
+    ours: Ours, rows: int, place: Place, width: int, is_rms: bool
 ) -> None:
     hidden, branch = normal(rows, width, place=place), normal(rows, width, seed=1, place=place)
     summed, kept = (hidden.float() + branch.float()).to(place.dtype), branch.clone()
@@ -108,7 +114,7 @@ def test_a_branch_is_added_in_place_and_the_rounded_sum_is_normalised(
 
 @pytest.mark.parametrize("is_rms", [False, True], ids=["layer", "rms"])
 @rows
-def test_without_a_branch_nothing_is_added(ours: Operations, rows: int, is_rms: bool) -> None:
+def test_without_a_branch_nothing_is_added(ours: Ours, rows: int, is_rms: bool) -> None:
     hidden = normal(rows, 1152, place=BFLOAT16)
     kept, given = hidden.clone(), norm(1152, is_rms, BFLOAT16)
     normed = ours.norm(hidden, None, given)
@@ -129,7 +135,7 @@ def test_without_a_branch_nothing_is_added(ours: Operations, rows: int, is_rms: 
 )
 @rows
 def test_queries_and_keys_are_turned_in_place_or_into_wider_heads(
-    ours: Operations, rows: int, place: Place, num_heads: int, width: int, wide: int
+    ours: Ours, rows: int, place: Place, num_heads: int, width: int, wide: int
 ) -> None:
     given = turn(rows, num_heads, width, place=place)
     values = given.heads[:, 2].clone()
@@ -141,35 +147,56 @@ def test_queries_and_keys_are_turned_in_place_or_into_wider_heads(
     assert (rotated[..., width:] == 0).all()
 
 
+@activations
 @pytest.mark.parametrize(
     ("place", "width"), [(BFLOAT16, 3456), (BFLOAT16, 1024), (BFLOAT16, 41), (FLOAT16, 3456)]
 )
 @rows
-def test_gates_are_rounded_once(ours: Operations, rows: int, place: Place, width: int) -> None:
-    given = normal(rows, 2 * width, place=place)
-    kept = given.clone()
-    assert_rounded_once(ours.gated_silu(given), PLAIN.gated_silu(kept.float()), place)
-    assert torch.equal(given, kept)
+def test_products_are_activated_and_rounded_once(
+    ours: Ours, rows: int, place: Place, width: int, activation: Activation
+) -> None:
+    from encoder_pool.towers.fused.triton_operations import columns_after, launch_activated
+
+    products = normal(rows, 2 * width, place=place)
+    kept = products.clone()
+    result = products.new_empty(rows, columns_after(activation, products))
+    launch_activated(activation, products, result)
+    assert_rounded_once(result, naive.activated(activation, kept.cpu()).float().cuda(), place)
+    assert torch.equal(products, kept)
 
 
-@pytest.mark.parametrize("name", ["gelu_linear", "quick_gelu_linear"])
+@activations
 @places
 @rows
 def test_an_activated_product_is_right_and_its_rows_stay(
-    ours: Operations, rows: int, place: Place, width: int, name: str
+    ours: Ours, rows: int, place: Place, width: int, activation: Activation
 ) -> None:
-    given = layer(rows, width, 680, place=place)
+    given = before(activation, rows, width, 680, place=place)
     kept = given.rows.clone()
-    exact = getattr(PLAIN, name)(*in_float32(given))
-    assert_product(getattr(ours, name)(*given), exact, place)
+    exact = Layer(*in_float32(given))
+    assert_product(
+        ours.activated(activation, ours.operand(given.rows), ours.weight(given.product)),
+        PLAIN.activated(activation, exact.rows, exact.product),
+        place,
+        factors=2 if activation is Activation.GATED_SILU else 1,
+    )
     assert torch.equal(given.rows, kept)
 
 
-@pytest.mark.parametrize("name", ["gelu_linear", "quick_gelu_linear"])
-def test_an_output_without_weights_stays_exactly_zero(ours: Operations, name: str) -> None:
-    given = layer(257, 1152, 680, place=BFLOAT16)
-    given.weight[5:], given.bias[5:] = 0, 0
-    assert (getattr(ours, name)(*given)[:, 5:] == 0).all()
+@places
+@rows
+def test_a_product_is_right(ours: Ours, rows: int, place: Place, width: int) -> None:
+    given = layer(rows, width, 680, place=place)
+    exact = Layer(*in_float32(given))
+    found = ours.linear(ours.operand(given.rows), ours.weight(given.product))
+    assert_product(found, PLAIN.linear(exact.rows, exact.product), place)
+
+
+@activations
+def test_an_output_without_weights_stays_exactly_zero(ours: Ours, activation: Activation) -> None:
+    given = before(activation, 257, 1152, 680, place=BFLOAT16)
+    silence(given, activation, 5)
+    assert (ours.activated(activation, given.rows, given.product)[:, 5:] == 0).all()
 
 
 class Call(NamedTuple):
@@ -185,7 +212,7 @@ def _numbers(*shapes: tuple[int, ...]) -> Callable[[int], Sequence[torch.Tensor]
 
 
 def _norm(
-    ours: Operations, hidden: torch.Tensor, branch: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
+    ours: Ours, hidden: torch.Tensor, branch: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
 ) -> torch.Tensor:
     return ours.norm(hidden, branch, Norm(weight, bias, 0.01))
 
@@ -198,6 +225,10 @@ def _layer(seed: int) -> Sequence[torch.Tensor]:
     return layer(33, 40, 24, seed, BFLOAT16)
 
 
+def _activated(activation: Activation) -> Call:
+    return Call(_layer, lambda ours, rows, *numbers: ours.activated(activation, rows, Product(*numbers)))
+
+
 CALLS = {
     "normalise": Call(
         lambda seed: levels(33, 41, seed, "cuda"), lambda ours, *given: ours.normalise(*given, torch.bfloat16)
@@ -208,14 +239,13 @@ CALLS = {
     "norm": Call(_numbers((33, 40), (33, 40), (40,), (40,)), _norm),
     "rotate": Call(_turn, lambda ours, *given: ours.rotate(*given, 24)),
     "widen": Call(_turn, lambda ours, *given: ours.rotate(*given, 32)),
-    "gated_silu": Call(_numbers((33, 82)), lambda ours, given: ours.gated_silu(given)),
-    "gelu_linear": Call(_layer, lambda ours, *given: ours.gelu_linear(*given)),
-    "quick_gelu_linear": Call(_layer, lambda ours, *given: ours.quick_gelu_linear(*given)),
+    "linear": Call(_layer, lambda ours, rows, *numbers: ours.linear(rows, Product(*numbers))),
+    **{activation.name.lower(): _activated(activation) for activation in Activation},
 }
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_captured_they_compute_new_contents(ours: Operations, name: str) -> None:
+def test_captured_they_compute_new_contents(ours: Ours, name: str) -> None:
     given, run = CALLS[name]
     static = [tensor.clone() for tensor in given(0)]
     result, replay = recorded(lambda: run(ours, *static))
