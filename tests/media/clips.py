@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from fractions import Fraction
 
 import av
@@ -26,6 +28,14 @@ def gray_frames(count: int, height: int = 48, width: int = 64) -> Pixels:
     return frames
 
 
+@contextmanager
+def _own_scheduling() -> Iterator[None]:
+    """SVT-AV1 makes the thread that calls it, and what it starts later, a real-time one wherever it may."""
+    before = os.sched_getscheduler(0), os.sched_getparam(0)
+    yield
+    os.sched_setscheduler(0, *before)
+
+
 def film(
     frames: Pixels,
     container: str = "mp4",
@@ -36,7 +46,7 @@ def film(
 ) -> bytes:
     """The frames as a file of FFmpeg's container and codec names; `times` replaces the packets'."""
     file = io.BytesIO()
-    with av.open(file, "w", format=container, options=options) as output:
+    with _own_scheduling(), av.open(file, "w", format=container, options=options) as output:
         stream = output.add_stream(codec, rate=rate)
         assert isinstance(stream, av.VideoStream)
         stream.height, stream.width, stream.pix_fmt = frames.shape[1], frames.shape[2], "yuv420p"
