@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 HEADS, WIDTH = 3, 72
 
 
-def measured(operations: Operations | None = None) -> MeasuredAttention:
+def measured(operations: Operations[Any, Any] | None = None) -> MeasuredAttention:
     """Of heads like those in `test_gpu_attention`, for which kernels are compiled already."""
     gpu_attention()
     from encoder_pool.towers.measured_attention import MeasuredAttention
