@@ -210,5 +210,20 @@ def test_a_configuration_without_weights_needs_dummy_ones() -> None:
     assert PoolConfig.model_validate(values).model.load_format == "dummy"
 
 
+@pytest.mark.parametrize(
+    ("device", "dtype"),
+    [("cpu", "bfloat16"), ("cpu", "float32"), ("cuda", "float16"), ("cuda", "float32")],
+)
+def test_products_in_8_bits_need_a_gpu_and_bfloat16(device: str, dtype: str) -> None:
+    values = document()
+    values["model"] |= {"quantization": "fp8", "device": device, "dtype": dtype}
+    assert (
+        "model.quantization 'fp8' needs model.device cuda and model.dtype bfloat16 "
+        f"(they are {device} and {dtype})"
+    ) in complaint(values)
+    values["model"] |= {"device": "cuda", "dtype": "bfloat16"}
+    assert PoolConfig.model_validate(values).model.quantization == "fp8"
+
+
 def test_a_section_must_be_a_mapping() -> None:
     assert "queue\n  Input should be a valid dictionary" in complaint(document(queue=[1]))

@@ -83,14 +83,14 @@ def operations_for(model: ModelConfig) -> Operations[Any, Any]:
 def _fp8_operations() -> Operations[Any, Any]:
     if not has_triton():
         raise ValueError("model.quantization 'fp8' needs Triton and a C compiler, and one of them is missing")
-    from encoder_pool.towers.fused.fp8_operations import Fp8Operations
-
     there, least = torch.cuda.get_device_capability(), FP8_CAPABILITY
     if there < least:
         raise ValueError(
             f"model.quantization 'fp8' needs a GPU of compute capability {least[0]}.{least[1]}; "
             f"{torch.cuda.get_device_name()} has {there[0]}.{there[1]}"
         )
+    from encoder_pool.towers.fused.fp8_operations import Fp8Operations
+
     return Fp8Operations()
 
 

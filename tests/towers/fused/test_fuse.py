@@ -29,6 +29,7 @@ from .stock_towers import added_bytes, blocks_of, stock_tower
 
 GRIDS = (Grid(1, 6, 10), Grid(3, 8, 8), Grid(1, 2, 2))
 ON_CUDA = model_config(DType.BFLOAT16, "cuda")
+IN_FP8 = ON_CUDA.model_copy(update={"quantization": "fp8"})
 
 
 @pytest.fixture(params=FAMILIES)
@@ -171,6 +172,25 @@ def test_without_a_gpu_and_to_compare_with_operations_are_torchs_and_attention_i
 def test_where_triton_cannot_compile_operations_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fusing, "has_triton", lambda: False)
     assert operations_for(ON_CUDA).name == "torch"
+
+
+@pytest.mark.parametrize("capability", [(8, 6), (7, 5)])
+def test_a_card_that_has_no_products_in_8_bits_is_named(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]
+) -> None:
+    monkeypatch.setattr(fusing, "has_triton", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "An Older Card")
+    major, minor = capability
+    reason = rf"model\.quantization 'fp8' needs .* 8\.9; An Older Card has {major}\.{minor}$"
+    with pytest.raises(ValueError, match=reason):
+        operations_for(IN_FP8)
+
+
+def test_without_triton_there_are_no_products_in_8_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fusing, "has_triton", lambda: False)
+    with pytest.raises(ValueError, match=r"model\.quantization 'fp8' needs Triton and a C compiler"):
+        operations_for(IN_FP8)
 
 
 def test_on_a_gpu_in_half_precision_the_kernel_is_measured() -> None:
