@@ -116,7 +116,7 @@ def test_other_numbers_are_seen_however_small_they_are(
     gpu_attention()
     from encoder_pool.towers.measured_attention import _is_close
 
-    exact = size * torch.randn(9, HEADS, WIDTH, generator=torch.Generator().manual_seed(0))
+    exact = size * torch.randn(1024, HEADS, WIDTH, generator=torch.Generator().manual_seed(0))
     rounded = exact.bfloat16()
     assert _is_close(rounded, exact.bfloat16() * (1 + 2**-8))
     assert not _is_close(spoil(rounded), exact)
