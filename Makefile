@@ -27,8 +27,8 @@ serve: $(VENV)/.demo  ## serve CONFIG on PORT until Ctrl-C
 test: $(VENV)/.dev  ## run all tests, with real weights, real Ray Serve and real HTTP
 	$(RUN)pytest
 
-test-gpu:  ## run the tests that need a GPU with PYTHON's own packages; writes nothing
-	$(PYTHON) -B -m pytest -p no:cacheprovider -m gpu tests/bench tests/graphs tests/pool tests/towers tests/service
+test-gpu:  ## run the tests that need a GPU, and those that need no service, with PYTHON's own packages
+	$(PYTHON) -B -m pytest -p no:cacheprovider -m "gpu or not service"
 
 lint: $(VENV)/.dev  ## check style
 	$(RUN)ruff check

@@ -33,7 +33,9 @@ def add_commands(parser: argparse.ArgumentParser, target: Callable[[str], Path])
         return target(text)
 
     commands = parser.add_subparsers(required=True, metavar="BENCHMARK")
-    tower = commands.add_parser("tower", help="time towers beside stock transformers, the seed and the floor")
+    tower = commands.add_parser(
+        "tower", help="time towers beside stock transformers, power-of-two graphs (the seed) and the floor"
+    )
     tower.add_argument("--device", choices=sorted(WORKLOADS), help="by default a GPU if there is one")
     known = ", ".join(TOWERS)
     tower.add_argument("--towers", type=_subjects, help=f"{known}, or checkpoints; separated by commas")

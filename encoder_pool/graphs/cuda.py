@@ -2,7 +2,8 @@
 
 Nothing in the pool outlives a replay: a graph copies its rows into one buffer outside, so that all rungs use
 the same memory and the pool is hardly larger than the largest rung's. Runs of any thread and stream follow
-one another on the device in the order of their calls, and no call waits for the device. Knows no model.
+one another on the device in the order of their calls, and no call waits for the device, unless the tower does
+when it meets a shape for the first time. Knows no model.
 """
 
 from __future__ import annotations

@@ -10,9 +10,8 @@ file but config.json.
 from __future__ import annotations
 
 import importlib
-import json
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,12 +25,19 @@ from transformers.conversion_mapping import (
 )
 
 from encoder_pool.config import ModelConfig
+from encoder_pool.towers.checkpoint import CheckpointFile, read
 from encoder_pool.towers.dummy import build_dummy
 from encoder_pool.towers.families import Family
-from encoder_pool.towers.loading import load_exactly, read_config
+from encoder_pool.towers.loading import load_exactly, read_config, some
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
+
+
+class _Index(CheckpointFile):
+    """Which file holds which tensor."""
+
+    weight_map: dict[str, str]
 
 
 class Encoder(NamedTuple):
@@ -102,14 +108,17 @@ def _read(family: Family, folder: Path) -> dict[str, torch.Tensor]:
         tensors |= _tensors(folder / file, names)
     if family.renamed is None:
         return tensors
-    return {pattern.sub(family.renamed, name): tensor for name, tensor in tensors.items()}
+    renamed = {name: pattern.sub(family.renamed, name) for name in tensors}
+    count = Counter(renamed.values())
+    if twice := [name for name, new in renamed.items() if count[new] > 1]:
+        raise ValueError(f"model.checkpoint {folder} has one weight under several names: {some(twice)}")
+    return {renamed[name]: tensor for name, tensor in tensors.items()}
 
 
 def _files(folder: Path) -> Mapping[str, str]:
     """The file of every tensor, from the index or the header of the only file."""
     if (folder / _INDEX).is_file():
-        weight_map: dict[str, str] = json.loads((folder / _INDEX).read_bytes())["weight_map"]
-        return weight_map
+        return read(folder, _INDEX, _Index).weight_map
     if not (folder / _SINGLE).is_file():
         raise ValueError(f"model.checkpoint has neither {_INDEX} nor {_SINGLE}: {folder}")
     with _opened(folder / _SINGLE) as file:

@@ -86,7 +86,7 @@ def load_exactly(
     }
     for problem, keys in problems.items():
         if keys:
-            raise ValueError(f"model.checkpoint {folder} {problem} {_some(keys)} (as {kind.__name__})")
+            raise ValueError(f"model.checkpoint {folder} {problem} {some(keys)} (as {kind.__name__})")
     frozen: Model = loaded.eval().requires_grad_(False).to(model.device)
     return frozen
 
@@ -110,7 +110,7 @@ def _quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _some(keys: Iterable[str]) -> str:
+def some(keys: Iterable[str]) -> str:
     """A few of the names, in a stable order."""
     names = sorted(keys)
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -147,8 +146,7 @@ def test_the_shard_is_replaced_when_it_is_killed_and_no_request_is_lost(url: str
     assert info(url)["workers"][0]["restarts"] == 1
 
 
-def test_the_command_line_serves_it_too(tmp_path: Path) -> None:
-    """`serve_configs/qwen.yaml` is checked against this host before anything starts."""
+def test_this_host_is_fit_for_the_file() -> None:
     from encoder_pool.launch.host import Host, early_problems
 
     service = read_service_file(FILE).with_port(free_port())

@@ -158,6 +158,28 @@ def rename(name: str, prefix: str) -> str:
     return prefix + name.partition("visual.")[2] if is_own(name) else name
 
 
+def test_a_weight_under_two_of_its_published_names_is_refused(folder: Path, copy: Path) -> None:
+    family, _ = family_of(folder)
+    if family.renamed is None:
+        pytest.skip("the family's names are not changed")
+    index = json.loads((copy / "model.safetensors.index.json").read_text())
+    name, file = next((name, file) for name, file in index["weight_map"].items() if is_own(name))
+    tensors = load_file(copy / file)
+    other = f"model.{name}" if name.startswith("visual.") else name.removeprefix("model.")
+    save_file({**tensors, other: tensors[name].clone()}, copy / file, metadata={"format": "pt"})
+    index["weight_map"][other] = file
+    (copy / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match="one weight under several names"):
+        load(copy)
+
+
+@pytest.mark.parametrize("text", ["{", "{}", '{"weight_map": 3}'])
+def test_a_broken_index_is_refused_by_name(copy: Path, text: str) -> None:
+    (copy / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(ValueError, match=r"model\.safetensors\.index\.json"):
+        load(copy)
+
+
 def test_quantised_weights_of_the_language_model_do_not_matter(folder: Path, copy: Path) -> None:
     config = json.loads((copy / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "fp8"}

@@ -1,4 +1,4 @@
-"""A block of a stock tower with the same weights and the same arithmetic, in eight launches.
+"""A block of a stock tower with the same weights and the same arithmetic, in eight launches or a few more.
 
 The families' blocks differ in their norm (LayerNorm, RMSNorm), their activation (gelu, quick gelu, gated
 silu) and in whether queries, keys and values have one product or three: read off the stock block here, once.
