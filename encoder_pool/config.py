@@ -178,8 +178,8 @@ class CacheConfig(Section):
     max_bytes: Annotated[int, Field(ge=0)] = Field(
         256 * MIB,
         description="Bytes of embeddings kept, least recently used ones dropped first: the default is 27 "
-        "images of 1024 x 1024 for Qwen2.5-VL-7B (1369 tokens of 3584 bfloat16), or 678 for ViT-S/14. 0 keeps "
-        "none, and equal items that are wanted at once are encoded one by one.",
+        "images of 1024 x 1024 for Qwen2.5-VL-7B (1369 tokens of 3584 bfloat16), or 678 for ViT-S/14. 0 "
+        "keeps none, and equal items that are wanted at once are encoded one by one.",
     )
 
 
