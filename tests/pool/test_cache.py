@@ -8,8 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from encoder_pool.core import DType, Embedding, Grid, Modality, Source
+from encoder_pool.config import CacheConfig, LimitsConfig
+from encoder_pool.core import DType, Embedding, Grid, Media, Modality, Source
 from encoder_pool.pool.cache import ENTRY_BYTES, EmbeddingCache
+from encoder_pool.towers.grid import GridAdapter
+from encoder_pool.weights import ensure
+from tests.odd_media import photo, picture
 
 WIDTH = 4
 
@@ -73,6 +77,16 @@ def test_an_entry_at_the_bound_is_kept_and_one_beyond_it_drops_nothing() -> None
     assert held.get(key(1)) is not None
     assert held.get(key(2)) is None
     assert held.counters.evictions == 0
+
+
+def test_the_default_is_as_many_images_as_it_says() -> None:
+    adapter = GridAdapter(ensure("config:qwen2.5-vl-7b"))
+    image = Media(Modality.IMAGE, picture("JPEG", photo(1024, 1024)), "")
+    tokens = adapter.prepare(image, LimitsConfig()).tokens
+    description = CacheConfig.model_fields["max_bytes"].description or ""
+    for rows, width, bytes_each in ((tokens, adapter.width, 2), (257, 384, 4)):
+        held = CacheConfig().max_bytes // (rows * width * bytes_each + ENTRY_BYTES)
+        assert f" {held} " in description
 
 
 def test_nothing_is_held_in_no_bytes() -> None:

@@ -26,7 +26,7 @@ def test_a_key_is_a_whole_sha256_and_the_same_wherever_the_item_stood() -> None:
 
 
 def test_everything_that_decides_the_rows_changes_the_key() -> None:
-    cuda = {"device": "cuda", "dtype": "bfloat16"}
+    cuda: dict[str, Any] = {"device": "cuda", "dtype": "bfloat16"}
     keys = [
         key(),
         key(b"photp"),
