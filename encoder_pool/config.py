@@ -175,14 +175,14 @@ class LimitsConfig(Section):
 class CacheConfig(Section):
     """Embeddings that a replica remembers, so that an item it has seen is not decoded and encoded again.
 
-    The least recently used are dropped first. Without a cache, equal items that are wanted at once are encoded
-    one by one, too.
+    The least recently used are dropped first. Without a cache equal items are encoded one by one, also when
+    they are wanted at once.
     """
 
     max_bytes: Annotated[int, Field(ge=0)] = Field(
         256 * MIB,
-        description="Bytes of embeddings kept; the default is 27 images of 1024 x 1024 for Qwen2.5-VL-7B, 678 "
-        "for ViT-S/14. 0 keeps none.",
+        description="Bytes of embeddings kept; the default is 27 images of 1024 x 1024 for Qwen2.5-VL-7B, "
+        "678 for ViT-S/14. 0 keeps none.",
     )
 
 
