@@ -176,8 +176,8 @@ class Pool:
         _reserve([flight.item for flight in new], reservation)
         for flight, cut in zip(new, pieces, strict=True):
             item = flight.item
-            give_back = reservation.hand_over(item.data.nbytes, item.cost.out_rows)
             job = self._submit(item, cut, flight.deadline)
+            give_back = reservation.hand_over(item.data.nbytes, item.cost.out_rows)
             self.flights.launch(flight, job, item.tokens, give_back)
 
     def _split(self, item: PreparedItem, media: Media) -> tuple[PreparedItem, ...]:

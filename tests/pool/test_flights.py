@@ -388,6 +388,7 @@ async def test_in_a_storm_everybody_gets_their_own_rows_and_every_item_ends_once
 
         await asyncio.gather(*(one() for _ in range(400)))
         await until(lambda: len(pool.flights) == 0)
+        await encode(pool, toy(200))  # whoever takes it drops what is dead before it
         assert_nothing_held(pool)
         counters, shown = pool.counters, pool.info()["cache"]
         assert counters.items_cached == shown["hits"] > 0
