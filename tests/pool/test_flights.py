@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 from encoder_pool.config import LimitsConfig
-from encoder_pool.core import Media, PreparedItem
+from encoder_pool.core import Media, Modality, PreparedItem
 from encoder_pool.errors import (
     DeadlineExceeded,
     EncodeFailed,
@@ -26,6 +27,7 @@ from encoder_pool.errors import (
 from encoder_pool.http.service import Encoded
 from encoder_pool.pool.batcher import Batch
 from encoder_pool.pool.cache import ENTRY_BYTES
+from encoder_pool.pool.flights import Flights, Wanted
 from encoder_pool.pool.pool import Pool
 from tests.pool.local_pool import assert_rows, attempt, config, encode, encoding_slowly, running, until
 from tests.pool.local_shard import LocalShard
@@ -331,6 +333,41 @@ async def test_what_others_have_launched_needs_no_tokens_of_a_full_queue() -> No
         for value, task in enumerate([equal, *others], start=10):
             assert_rows(await task, value)
         await slow
+
+
+async def test_a_request_is_told_of_the_time_that_it_waited_itself() -> None:
+    async with remembering() as (pool, shards, _):
+        first = await encoding_slowly(pool, shards)
+        await asyncio.sleep(0.1)
+        began = time.monotonic()
+        second = await encode(pool, toy(1, SLOW))
+        waited_s = time.monotonic() - began
+        times = second.timings
+        assert 0 < times.prepare_s + times.queue_s + times.encode_s <= waited_s
+        assert (await first).timings.encode_s > times.encode_s
+        hit = (await encode(pool, toy(1, SLOW))).timings
+        assert (hit.queue_s, hit.encode_s) == (0, 0)
+
+
+async def test_what_has_just_failed_is_begun_anew_before_anybody_has_heard_of_it() -> None:
+    loop = asyncio.get_running_loop()
+    begun: list[asyncio.Future[PreparedItem]] = []
+
+    def prepare(media: Media) -> asyncio.Future[PreparedItem]:
+        begun.append(loop.create_future())
+        return begun[-1]
+
+    flights = Flights(prepare, lambda key, embedding, tokens: None)
+    wish = [Wanted(b"key", Media(Modality.IMAGE, b"", ""))]
+    with flights.join(wish, 1.0) as first, flights.join(wish, 1.0) as second:
+        assert first == second
+        begun[0].set_exception(UndecodableMedia("broken"))
+        with flights.join(wish, 1.0) as third:
+            assert third != first
+            await asyncio.sleep(0)  # the first one's end is heard of, and forgets no other
+            assert len(flights) == 1
+    assert len(begun) == 2
+    assert len(flights) == 0
 
 
 class Overlaps:
