@@ -172,6 +172,20 @@ class LimitsConfig(Section):
     min_audio_seconds: Seconds = Field(0.05, description="Shortest audio clip.")
 
 
+class CacheConfig(Section):
+    """Embeddings that a replica remembers, so that an item it has seen is not decoded and encoded again.
+
+    The least recently used are dropped first. Without a cache equal items are encoded one by one, also when
+    they are wanted at once.
+    """
+
+    max_bytes: Annotated[int, Field(ge=0)] = Field(
+        256 * MIB,
+        description="Bytes of embeddings kept; the default is 27 images of 1024 x 1024 for Qwen2.5-VL-7B, "
+        "678 for ViT-S/14. 0 keeps none.",
+    )
+
+
 class ShardConfig(Section):
     """The actor that owns the tower."""
 
@@ -234,6 +248,7 @@ class PoolConfig(Section):
     ladder: LadderConfig
     queue: QueueConfig = QueueConfig()
     limits: LimitsConfig = LimitsConfig()
+    cache: CacheConfig = CacheConfig()
     shard: ShardConfig = ShardConfig()
     replica: ReplicaConfig = ReplicaConfig()
     scaling: ScalingConfig = ScalingConfig()

@@ -72,6 +72,12 @@ def picture(format_name: str, image: Image.Image | npt.NDArray[Any] | None = Non
     return file.getvalue()
 
 
+def commented(jpeg: bytes, comment: str) -> bytes:
+    """The same JPEG picture in other bytes: with a comment (ISO 10918-1, B.2.4.5) behind its start."""
+    text = comment.encode()
+    return jpeg[:2] + b"\xff\xfe" + (len(text) + 2).to_bytes(2, "big") + text + jpeg[2:]
+
+
 def exif(orientation: int) -> Image.Exif:
     """EXIF metadata that holds an orientation."""
     metadata = Image.Exif()

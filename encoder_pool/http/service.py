@@ -5,7 +5,7 @@ A request is admitted before its body is read, and its reservation grows with wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -57,6 +57,10 @@ class Reservation(Protocol):
 
     def add_tokens(self, tokens: int) -> None:
         """Hold so many tokens more. Raises Overloaded or TooLarge."""
+        ...
+
+    def hand_over(self, num_bytes: int, tokens: int) -> Callable[[], None]:
+        """Let go of so much of it: it stays held until what is returned is called, once."""
         ...
 
 

@@ -61,11 +61,11 @@ class PoolPlan:
 
     @property
     def host_bytes(self) -> int:
-        """Host memory of all rings and weights together; those of files pass through it also to a GPU."""
+        """Host memory of all rings, caches and weights; those of files pass through it also to a GPU."""
         model = self.config.model
         is_made_on_gpu = model.device == "cuda" and model.load_format == "dummy"
         weights = 0 if is_made_on_gpu else self.weight_bytes or 0
-        return self.num_replicas * (self.sizing.ring_bytes + weights)
+        return self.num_replicas * (self.sizing.ring_bytes + self.config.cache.max_bytes + weights)
 
 
 def reserved_cpus(config: PoolConfig) -> float:

@@ -1,13 +1,15 @@
 """The door of a replica: how many tokens, bytes and requests it holds before it answers 429.
 
 `Retry-After` is computed: what is held, over the tokens a second that were measured lately. Knows
-nothing of queues or workers; whoever is let in gives back what it holds by leaving the `with` block.
+nothing of queues or workers; whoever is let in gives back what it holds by leaving the `with` block, but
+for what it handed over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from encoder_pool.config import QueueConfig
 from encoder_pool.errors import Overloaded, TooLarge
@@ -55,6 +57,12 @@ class Reservation:
         self._admission.take_tokens(tokens, self.held_tokens)
         self.held_tokens += tokens
 
+    def hand_over(self, num_bytes: int, tokens: int) -> Callable[[], None]:
+        """Let go of so much of it: it stays held until what is returned is called, once."""
+        self.held_bytes -= num_bytes
+        self.held_tokens -= tokens
+        return partial(self._admission.give_back, num_bytes, tokens)
+
 
 class Admission:
     """Counts what the replica holds."""
@@ -81,8 +89,7 @@ class Admission:
             yield reservation
         finally:
             self.requests -= 1
-            self.tokens -= reservation.held_tokens
-            self.bytes -= reservation.held_bytes
+            self.give_back(reservation.held_bytes, reservation.held_tokens)
 
     def take_bytes(self, num_bytes: int, own: int) -> None:
         """Count bytes in for a request that holds `own` already. Raises Overloaded or TooLarge."""
@@ -94,6 +101,11 @@ class Admission:
         self._refuse_beyond("tokens", self.tokens, tokens, self._config.max_tokens, "queue.max_tokens", own)
         self.tokens += tokens
         self.admitted_tokens += tokens
+
+    def give_back(self, num_bytes: int, tokens: int) -> None:
+        """Count out what was counted in."""
+        self.bytes -= num_bytes
+        self.tokens -= tokens
 
     @property
     def shed_tokens(self) -> float:

@@ -35,7 +35,7 @@ Choose = Callable[[Sequence[Cost]], Pack]
 class Job:
     """One item on its way through the pool.
 
-    deadline   on the batcher's clock
+    deadline   on the batcher's clock; it may be moved
     is_retry   its pack failed: it runs alone, once
     """
 
@@ -46,6 +46,15 @@ class Job:
     queued_at: float = 0.0
     taken_at: float = 0.0
     ended_at: float = 0.0
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether a worker has had it."""
+        return self.taken_at > 0
+
+    def has_expired(self, now: float) -> bool:
+        """Whether its deadline has passed."""
+        return self.deadline <= now
 
     @property
     def queue_s(self) -> float:
@@ -154,7 +163,7 @@ class Batcher:
     def _is_dead(self, job: Job) -> bool:
         if job.future.done():
             return True
-        if job.deadline <= self._clock():
+        if job.has_expired(self._clock()):
             job.fail(DeadlineExceeded("the deadline passed while the item waited in the queue"))
             return True
         return False

@@ -13,7 +13,8 @@ from encoder_pool.errors import DeadlineExceeded
 class PoolCounters:
     """Counters of one replica since it started.
 
-    items_ok, items_failed, items_expired, items_cancelled  the endings of an admitted item
+    items_ok, items_failed, items_expired, items_cancelled, items_cached  the endings of an admitted item; one
+        that was found in the cache is in the last, one that shared an equal item's way in one of the others
     packs, packs_failed, items_retried  packs that came back, those that did not, and their items
     items_packed  items in the packs that came back, and pieces of items
     items_split, pieces  items that entered in pieces, and the pieces that these were cut into
@@ -25,6 +26,7 @@ class PoolCounters:
     items_failed: int = 0
     items_expired: int = 0
     items_cancelled: int = 0
+    items_cached: int = 0
     tokens: int = 0
     packs: int = 0
     packs_failed: int = 0

@@ -18,6 +18,7 @@ from ray.util.placement_group import get_current_placement_group
 
 from encoder_pool.config import PoolConfig
 from encoder_pool.http.routes import build_app
+from encoder_pool.pool.identity import Identity, weights_version
 from encoder_pool.pool.pool import Pool
 from encoder_pool.pool.ray_shard import start_ray_shard
 from encoder_pool.pool.ring import Ring
@@ -52,9 +53,10 @@ class EncoderPool:
             group,
             SHARD_BUNDLE,
         )
+        identity = Identity(config.model, weights_version(checkpoint, config.model.load_format))
         worker = Worker(config.shard, start_shard)
         await worker.start()
-        self._pool = Pool(config, adapter, sizing, ring, worker, time.monotonic)
+        self._pool = Pool(config, adapter, sizing, ring, worker, identity, time.monotonic)
         self._pool.start()
         self._report = WorkReport(self._pool.admission, self._pool.rate, time.monotonic)
 

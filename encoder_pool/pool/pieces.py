@@ -52,6 +52,10 @@ class PieceJob(Job):
     load: int = field(kw_only=True)
     rows: Rows = field(kw_only=True, repr=False)
 
+    def has_expired(self, now: float) -> bool:
+        """Whether the item's deadline has passed."""
+        return self.whole.deadline <= now
+
     def keep(self, rows: Rows) -> Rows:
         """Copy the rows to their place."""
         np.copyto(self.rows, rows)
@@ -63,7 +67,7 @@ class PieceJob(Job):
 
 
 class Pieces:
-    """One item in pieces; `future`, `queue_s` and `encode_s` are as those of a whole item's job."""
+    """One item in pieces; `future`, `deadline`, `queue_s` and `encode_s` are as those of a whole's job."""
 
     def __init__(
         self, item: PreparedItem, loads: Iterator[Load], rows: Rows, deadline: float, enter: Enter
@@ -73,7 +77,7 @@ class Pieces:
         self._item = item
         self._loads = loads
         self._rows = rows
-        self._deadline = deadline
+        self.deadline = deadline
         self._enter = enter
         self._rows_given = 0
         self._left_of_load: list[int] = []
@@ -118,7 +122,7 @@ class Pieces:
         first, self._rows_given = self._rows_given, self._rows_given + piece.tokens
         job = PieceJob(
             piece,
-            self._deadline,
+            self.deadline,
             self.future,
             whole=self,
             load=len(self._left_of_load) - 1,

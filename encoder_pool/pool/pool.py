@@ -1,7 +1,8 @@
 """A model's pool inside one replica: the way of an item from bytes to embedding.
 
-`Pool.encode` is that way; every stage can be opened from there. Each item that is let in ends exactly
-once: with an embedding, an error, cancelled or expired. Knows nothing of HTTP or Ray.
+`Pool.encode` is that way; every stage can be opened from there. What was encoded before is found before it
+is decoded, and what is wanted twice at once is encoded once. Each item that is let in ends exactly once: with
+an embedding, made or found, an error, cancelled or expired. Knows nothing of HTTP or Ray.
 """
 
 from __future__ import annotations
@@ -15,13 +16,16 @@ from typing import Any, TypeVar
 import numpy as np
 
 from encoder_pool.config import PoolConfig
-from encoder_pool.core import Media, Modality, PreparedItem
+from encoder_pool.core import Embedding, Media, Modality, PreparedItem
 from encoder_pool.errors import DeadlineExceeded, PoolError, Unavailable
 from encoder_pool.http.service import Encoded, Readiness, Reservation, Timings
 from encoder_pool.pool.admission import Admission, TokenRate
 from encoder_pool.pool.batcher import Batcher, Job
+from encoder_pool.pool.cache import EmbeddingCache
 from encoder_pool.pool.counters import PoolCounters
 from encoder_pool.pool.dispatch import Dispatcher
+from encoder_pool.pool.flights import Flight, Flights, Wanted
+from encoder_pool.pool.identity import Identity
 from encoder_pool.pool.info import describe
 from encoder_pool.pool.pieces import Pieces, in_loads
 from encoder_pool.pool.ring import Ring
@@ -42,6 +46,7 @@ class Pool:
         sizing: Sizing,
         ring: Ring,
         worker: Worker,
+        identity: Identity,
         clock: Callable[[], float],
     ) -> None:
         """Around a worker that has started; its packs travel through the ring."""
@@ -57,6 +62,9 @@ class Pool:
         self.dispatcher = Dispatcher(
             worker, ring, self.batcher, adapter, config.model.dtype, self.counters, self.rate, clock
         )
+        self.cache = EmbeddingCache(config.cache.max_bytes, adapter.width, config.model.dtype)
+        self.flights = Flights(self._begin_to_prepare, self.cache.put)
+        self._identity = identity
         self._clock = clock
         self._preparers = ThreadPoolExecutor(config.replica.prepare_threads, "prepare")
 
@@ -79,26 +87,23 @@ class Pool:
     async def encode(self, media: Sequence[Media], reservation: Reservation, deadline_s: float) -> Encoded:
         """Encode all items of a request that was let in, or raise one PoolError."""
         started = self._clock()
-        jobs: list[Job | Pieces] = []
         timeout = asyncio.timeout(deadline_s)
         try:
             async with timeout:
-                items = await self._prepare(media)
-                prepared = self._clock()
-                pieces = [self._split(item, one) for item, one in zip(items, media, strict=True)]
-                _reserve(items, reservation)
-                jobs = [self._submit(*item, started + deadline_s) for item in zip(items, pieces, strict=True)]
-                embeddings = await _all_in_place([job.future for job in jobs], media)
+                keys = await self._identify(media)
+                found = self._look_up(keys)
+                wanted = zip(map(Wanted, keys, media), found, strict=True)
+                missed = [each for each, hit in wanted if hit is None]
+                with self.flights.join(missed, started + deadline_s) as flights:
+                    made, timings = await self._fly(flights, missed, reservation, started, timeout)
         except TimeoutError:
             if not timeout.expired():
                 raise
             raise DeadlineExceeded(
                 f"not encoded within {deadline_s:g} s (x-deadline-seconds, queue.deadline_s)"
             ) from None
-        finally:
-            for job in jobs:
-                self.counters.count_ending(job.future, is_expired=timeout.expired())
-        return Encoded(tuple(embeddings), _timings(jobs, prepared - started))
+        rest = iter(made)
+        return Encoded(tuple(next(rest) if hit is None else hit for hit in found), timings)
 
     @property
     def modalities(self) -> frozenset[Modality]:
@@ -124,12 +129,56 @@ class Pool:
         self.dispatcher.check()
         await self.worker.check()
 
-    async def _prepare(self, media: Sequence[Media]) -> list[PreparedItem]:
-        """Decode and resize in threads, items of one request side by side."""
+    async def _identify(self, media: Sequence[Media]) -> Sequence[bytes | None]:
+        """The items' keys, made in a thread that does not decode: a hit waits for nobody's video."""
+        if not self.cache.is_on:
+            return [None] * len(media)
+        return await asyncio.to_thread(lambda: [self._identity.key(one) for one in media])
+
+    def _look_up(self, keys: Sequence[bytes | None]) -> list[Embedding | None]:
+        """What the cache has, which is then done with."""
+        found = [None if key is None else self.cache.get(key) for key in keys]
+        self.counters.items_cached += sum(hit is not None for hit in found)
+        return found
+
+    async def _fly(
+        self,
+        flights: Sequence[Flight],
+        wanted: Sequence[Wanted],
+        reservation: Reservation,
+        started: float,
+        timeout: asyncio.Timeout,
+    ) -> tuple[list[Embedding], Timings]:
+        """The embeddings of the flights, in order, and the time they took."""
+        media = [one.media for one in wanted]
+        await _all_prepared(flights, media)
+        prepared = self._clock()
+        self._launch(flights, media, reservation)
+        try:
+            embeddings = await _all_in_place([flight.future for flight in flights], media)
+        finally:
+            for flight in flights:
+                self.counters.count_ending(flight.future, is_expired=timeout.expired())
+        return embeddings, _timings(flights, prepared - started, self._clock() - prepared)
+
+    def _begin_to_prepare(self, media: Media) -> asyncio.Future[PreparedItem]:
+        """Decode and resize in a thread."""
         loop = asyncio.get_running_loop()
-        limits = self.config.limits
-        futures = [loop.run_in_executor(self._preparers, self.adapter.prepare, one, limits) for one in media]
-        return await _all_in_place(futures, media)
+        return loop.run_in_executor(self._preparers, self.adapter.prepare, media, self.config.limits)
+
+    def _launch(self, flights: Sequence[Flight], media: Sequence[Media], reservation: Reservation) -> None:
+        """Queue the prepared items that nobody has queued yet, all or none. Raises TooLarge or Overloaded."""
+        new: dict[Flight, Media] = {}
+        for flight, one in zip(flights, media, strict=True):
+            if not flight.is_launched:
+                new.setdefault(flight, one)
+        pieces = [self._split(flight.item, one) for flight, one in new.items()]
+        _reserve([flight.item for flight in new], reservation)
+        for flight, cut in zip(new, pieces, strict=True):
+            item = flight.item
+            job = self._submit(item, cut, flight.deadline)
+            give_back = reservation.hand_over(item.data.nbytes, item.cost.out_rows)
+            self.flights.launch(flight, job, item.tokens, give_back)
 
     def _split(self, item: PreparedItem, media: Media) -> tuple[PreparedItem, ...]:
         """The item in pieces for the worker's ladder; most are one. Raises TooLarge if a piece is."""
@@ -159,16 +208,20 @@ def _reserve(items: Sequence[PreparedItem], reservation: Reservation) -> None:
     reservation.add_tokens(sum(item.cost.out_rows for item in items))
 
 
+async def _all_prepared(flights: Sequence[Flight], media: Sequence[Media]) -> None:
+    """Wait until all are prepared, or longer on their way. Raises the first error with its item's place."""
+    pairs = zip(flights, media, strict=True)
+    waiting = [(flight.preparing, one) for flight, one in pairs if flight.preparing is not None]
+    await _all_in_place([preparing for preparing, _ in waiting], [one for _, one in waiting])
+
+
 async def _all_in_place(futures: Sequence[asyncio.Future[T]], media: Sequence[Media]) -> list[T]:
-    """All results in order. The first error is raised with its item's place, and the rest is cancelled."""
-    try:
-        done, _ = await asyncio.wait(futures, return_when=asyncio.FIRST_EXCEPTION)
-        # All are done, or one of the done has failed and raises here.
-        return [_result(future, one) for future, one in zip(futures, media, strict=True) if future in done]
-    finally:
-        for future in futures:
-            if not future.cancel() and not future.cancelled():
-                future.exception()  # seen: asyncio need not report it
+    """All results in order, or the first error, with its item's place. Cancels nothing: others wait too."""
+    if not futures:
+        return []
+    done, _ = await asyncio.wait(futures, return_when=asyncio.FIRST_EXCEPTION)
+    # All are done, or one of the done has failed and raises here.
+    return [_result(future, one) for future, one in zip(futures, media, strict=True) if future in done]
 
 
 def _result(future: asyncio.Future[T], media: Media) -> T:
@@ -178,9 +231,8 @@ def _result(future: asyncio.Future[T], media: Media) -> T:
         raise error.at(media.param) from error
 
 
-def _timings(jobs: Sequence[Job | Pieces], prepare_s: float) -> Timings:
-    return Timings(
-        prepare_s=prepare_s,
-        queue_s=max(job.queue_s for job in jobs),
-        encode_s=max(job.encode_s for job in jobs),
-    )
+def _timings(flights: Sequence[Flight], prepare_s: float, waited_s: float) -> Timings:
+    """The longest times of a request's flights; a flight that it joined may be older than its waiting."""
+    encode_s = [min(flight.encode_s, waited_s) for flight in flights]
+    queue_s = [min(flight.queue_s, waited_s - own) for flight, own in zip(flights, encode_s, strict=True)]
+    return Timings(prepare_s, max(queue_s, default=0.0), max(encode_s, default=0.0))

@@ -2,7 +2,7 @@
 
 References, of transformers 5.24: for Qwen's images `Qwen2VLImageProcessorPil`, value for value. Kimi's images
 and all videos have processors on torchvision only; sizes, grids and frames equal theirs, and so do values,
-but for the resize, which is Pillow's here: where a picture is resized some values differ, by 2 of 255 at most.
+but for the resize, which is Pillow's here: where a picture is resized some differ, by 2 of 255 at most.
 Rescaling, normalising and cutting into patches are the tower's. What families differ in are `grid_rules`.
 Imports no torch.
 """

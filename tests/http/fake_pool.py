@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -60,6 +60,9 @@ class FakeReservation:
 
     def add_tokens(self, tokens: int) -> None:
         raise AssertionError("tokens are the pool's own business")
+
+    def hand_over(self, num_bytes: int, tokens: int) -> Callable[[], None]:
+        raise AssertionError("what is held is the pool's own business")
 
 
 class FakePool:

@@ -61,8 +61,9 @@ def test_weights_that_are_in_no_file_are_not_made_up(tmp_path: Path) -> None:
 def test_weights_that_are_made_on_the_gpu_take_no_host_memory(tmp_path: Path) -> None:
     model = {"adapter": "grid", "checkpoint": "config:qwen2.5-vl-tiny", "load_format": "dummy"}
     cpu, gpu = (planned(tmp_path, model={**model, "device": device}) for device in ("cpu", "cuda"))
-    assert cpu.host_bytes == cpu.sizing.ring_bytes + 4 * TINY_WEIGHTS
-    assert gpu.host_bytes == gpu.sizing.ring_bytes
+    cache = cpu.config.cache.max_bytes
+    assert cpu.host_bytes == cpu.sizing.ring_bytes + cache + 4 * TINY_WEIGHTS
+    assert gpu.host_bytes == gpu.sizing.ring_bytes + cache
 
 
 def test_static_bytes_are_inputs_and_rows_of_the_largest_rung(tmp_path: Path) -> None:
@@ -72,13 +73,14 @@ def test_static_bytes_are_inputs_and_rows_of_the_largest_rung(tmp_path: Path) ->
 
 def test_cpus_and_memory_are_those_of_all_first_replicas(tmp_path: Path) -> None:
     scaling = {"min_replicas": 2, "max_replicas": 4}
-    plan = planned(tmp_path, scaling=scaling, replica={"cpus": 0.5}, shard={"cpus": 2})
+    cache = {"max_bytes": 500}
+    plan = planned(tmp_path, scaling=scaling, cache=cache, replica={"cpus": 0.5}, shard={"cpus": 2})
     (tmp_path / "checkpoint" / "model.safetensors").write_bytes(bytes(1000))
-    heavier = planned(tmp_path, scaling=scaling)
+    heavier = planned(tmp_path, scaling=scaling, cache=cache)
     assert plan.num_replicas == 2
     assert plan.cpus == 5.0
-    assert plan.host_bytes == 2 * plan.sizing.ring_bytes
-    assert heavier.host_bytes == 2 * (heavier.sizing.ring_bytes + 1000)
+    assert plan.host_bytes == 2 * (plan.sizing.ring_bytes + 500)
+    assert heavier.host_bytes == 2 * (heavier.sizing.ring_bytes + 500 + 1000)
 
 
 def test_gpus_are_those_of_all_first_replicas(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from encoder_pool.config import PoolConfig
 from encoder_pool.core import Media, Modality
 from encoder_pool.errors import PoolError
 from encoder_pool.http.service import Encoded
+from encoder_pool.pool.identity import Identity
 from encoder_pool.pool.pool import Pool
 from encoder_pool.pool.ring import Ring
 from encoder_pool.pool.sizing import size_pool
@@ -25,10 +26,12 @@ from tests.toy import SLOW, expected, toy
 
 
 def config(**sections: Any) -> PoolConfig:
+    """Without a cache, unless that is asked for: most tests count what the tower does."""
     document: dict[str, Any] = {
         "model": {"name": "toy", "adapter": "tests.toy:ToyAdapter", "checkpoint": "unused"},
         "ladder": {"min": 1, "max": 8},
         "queue": {"deadline_s": 10},
+        "cache": {"max_bytes": 0},
     }
     return PoolConfig.model_validate({**document, **sections})
 
@@ -46,7 +49,7 @@ async def running(settings: PoolConfig) -> AsyncIterator[tuple[Pool, list[LocalS
 
     worker = Worker(settings.shard, start_shard)
     await worker.start()
-    pool = Pool(settings, adapter, sizing, ring, worker, time.monotonic)
+    pool = Pool(settings, adapter, sizing, ring, worker, Identity(settings.model, "toy"), time.monotonic)
     pool.start()
     try:
         yield pool, shards

@@ -108,3 +108,15 @@ def test_a_first_measurement_of_a_moment_does_not_outweigh_a_real_pack() -> None
     rate = TokenRate(tokens=24, busy_s=0.0001)
     rate.observe(tokens=24, busy_s=0.2)
     assert rate.tokens_per_s == pytest.approx(240, rel=0.01)
+
+
+def test_what_is_handed_over_outlasts_its_request_until_it_is_given_back() -> None:
+    door = admission()
+    with door.request() as held:
+        held.add_bytes(50)
+        held.add_tokens(700)
+        give_back = held.hand_over(20, 600)
+        assert (door.bytes, door.tokens) == (50, 700)
+    assert (door.requests, door.bytes, door.tokens) == (0, 20, 600)
+    give_back()
+    assert (door.bytes, door.tokens) == (0, 0)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from transformers import Qwen2VLImageProcessorPil
 
 from encoder_pool.client import AsyncEncoderClient, EncodedItem, EncoderClient
@@ -93,10 +94,13 @@ def normalised(frames: np.ndarray, processor: GridProcessor) -> torch.Tensor:
     return (((torch.from_numpy(frames).double() * rescale) - mean) / std).permute(0, 3, 1, 2).float()
 
 
-def noise(width: int, height: int) -> bytes:
+def noise(width: int, height: int, comment: str = "") -> bytes:
+    """A picture, always the same one in this size; in other bytes with another comment."""
     pixels = np.random.default_rng(width).integers(0, 256, (height, width, 3), np.uint8)
     file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
+    info = PngInfo()
+    info.add_text("Comment", comment)
+    Image.fromarray(pixels).save(file, "PNG", pnginfo=info)
     return file.getvalue()
 
 
@@ -118,15 +122,20 @@ def test_what_the_shard_takes_is_told(qwen_tiny: Service) -> None:
 def test_two_hundred_requests_at_once_of_mixed_sizes_all_end_share_packs_and_keep_their_rows(
     qwen_tiny: Service,
 ) -> None:
-    pictures = [noise(side, 2 * side // 3) for side in range(60, 220, 20)]
+    sides = range(60, 220, 20)
     with EncoderClient(qwen_tiny.root) as client:
-        alone = [client.encode(picture)[0].embedding for picture in pictures]
+        alone = [client.encode(noise(side, 2 * side // 3))[0].embedding for side in sides]
     before = qwen_tiny.info(qwen_tiny.root)["counters"]
     sent = [[request % 8] * (3 if request % 10 == 0 else 1) for request in range(200)]
+    # All in bytes of their own, so that none is found in the cache.
+    bodies = [
+        [noise(sides[each], 2 * sides[each] // 3, f"{request} {at}") for at, each in enumerate(numbers)]
+        for request, numbers in enumerate(sent)
+    ]
 
     async def run() -> list[list[EncodedItem]]:
         async with AsyncEncoderClient(qwen_tiny.root, timeout_s=120) as client:
-            calls = [client.encode([pictures[number] for number in numbers]) for numbers in sent]
+            calls = [client.encode(body) for body in bodies]
             return await asyncio.gather(*calls)
 
     for numbers, items in zip(sent, asyncio.run(run()), strict=True):

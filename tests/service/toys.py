@@ -15,10 +15,14 @@ from tests.toy import expected
 
 
 def application(name: str, **sections: Any) -> dict[str, Any]:
-    """An application of toys under its name, small enough to run beside others; or of what `sections` say."""
+    """An application of toys under its name, small enough to run beside others; or of what `sections` say.
+
+    Without a cache: tests count what the tower does.
+    """
     arguments: dict[str, dict[str, Any]] = {
         "model": {"name": "toy", "adapter": "tests.toy:ToyAdapter", "checkpoint": "."},
         "ladder": {"min": 1, "max": 8},
+        "cache": {"max_bytes": 0},
         "replica": {"cpus": 0.1},
         "shard": {"cpus": 0.1},
     }

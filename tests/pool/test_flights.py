@@ -1,0 +1,464 @@
+"""Hits and shared ways, through a pool whose toys take time and fail on demand."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from encoder_pool.config import LimitsConfig
+from encoder_pool.core import Media, Modality, PreparedItem
+from encoder_pool.errors import (
+    DeadlineExceeded,
+    EncodeFailed,
+    Overloaded,
+    PoolError,
+    TooLarge,
+    UndecodableMedia,
+)
+from encoder_pool.http.service import Encoded
+from encoder_pool.pool.batcher import Batch
+from encoder_pool.pool.cache import ENTRY_BYTES
+from encoder_pool.pool.flights import Flights, Wanted
+from encoder_pool.pool.pool import Pool
+from tests.pool.local_pool import assert_rows, attempt, config, encode, encoding_slowly, running, until
+from tests.pool.local_shard import LocalShard
+from tests.pool.long_toy import LongToyAdapter, long_toy
+from tests.toy import FINE, NOT_FINITE, RAISES, SLOW, TOKENS, UNDECODABLE, WIDTH, expected, toy
+
+TOY_BYTES = TOKENS * WIDTH * 4 + ENTRY_BYTES
+
+
+class WatchedAdapter(LongToyAdapter):
+    """Counts what is decoded, one item at a time, and waits with the item `held` until it is let go."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        self.decoded: list[bytes] = []
+        self.held: bytes | None = None
+        self.let_go = threading.Event()
+
+    def prepare(self, media: Media, limits: LimitsConfig) -> PreparedItem:
+        self.decoded.append(media.data)
+        if media.data == self.held:
+            self.let_go.wait(5)
+        return super().prepare(media, limits)
+
+
+@asynccontextmanager
+async def remembering(
+    toys: int = 1000, **sections: Any
+) -> AsyncIterator[tuple[Pool, list[LocalShard], WatchedAdapter]]:
+    """A pool that remembers so many toys, with one pack at the worker at a time."""
+    settings = config(
+        cache={"max_bytes": toys * TOY_BYTES},
+        **{"queue": {"deadline_s": 10, "packs_in_flight": 1}, **sections},
+    )
+    async with running(settings) as (pool, shards):
+        pool.adapter = adapter = WatchedAdapter(Path())
+        yield pool, shards, adapter
+        adapter.let_go.set()
+
+
+def assert_nothing_held(pool: Pool) -> None:
+    held = pool.info()["held"]
+    assert not any(held.values()), held
+    assert len(pool.flights) == 0
+
+
+def wanted(pool: Pool, *items: bytes, deadline_s: float = 10.0) -> asyncio.Task[Encoded | PoolError]:
+    return asyncio.create_task(attempt(pool, *items, deadline_s=deadline_s))
+
+
+async def joined(pool: Pool, times: int) -> None:
+    await until(lambda: pool.flights.joined == times)
+
+
+async def test_an_item_seen_before_is_neither_decoded_nor_encoded() -> None:
+    async with remembering() as (pool, _, adapter):
+        first = await encode(pool, toy(1), toy(2))
+        second = await encode(pool, toy(2), toy(3), toy(1))
+        assert_rows(second, 2, 3, 1)
+        assert second.embeddings[0] is first.embeddings[1]
+        assert adapter.decoded.count(toy(1)) == adapter.decoded.count(toy(2)) == 1
+        counters = pool.counters
+        assert (counters.items_ok, counters.items_cached, counters.items_packed) == (3, 2, 3)
+        shown = pool.info()["cache"]
+        assert (shown["hits"], shown["misses"], shown["joined"], shown["entries"]) == (2, 3, 0, 3)
+        assert shown["bytes"] == 3 * TOY_BYTES
+        assert_nothing_held(pool)
+
+
+async def test_what_is_handed_out_can_only_be_read() -> None:
+    async with remembering() as (pool, _, _):
+        for encoded in (await encode(pool, toy(1)), await encode(pool, toy(1))):
+            with pytest.raises(ValueError, match="read-only"):
+                encoded.embeddings[0].rows[0, 0] = 5
+
+
+async def test_a_hit_is_served_while_the_worker_is_busy_and_holds_no_tokens() -> None:
+    async with remembering() as (pool, shards, _):
+        await encode(pool, toy(7))
+        slow = await encoding_slowly(pool, shards)
+        assert_rows(await encode(pool, toy(7)), 7)
+        assert not slow.done()
+        assert pool.admission.tokens == TOKENS
+        await slow
+
+
+async def test_without_a_cache_every_item_is_encoded() -> None:
+    async with remembering(toys=0) as (pool, _, adapter):
+        assert_rows(await encode(pool, toy(1), toy(1)), 1, 1)
+        assert_rows(await encode(pool, toy(1)), 1)
+        assert len(adapter.decoded) == pool.counters.items_packed == 3
+        assert pool.info()["cache"]["misses"] == pool.flights.joined == 0
+
+
+async def test_equal_items_of_one_request_and_of_others_are_encoded_once() -> None:
+    async with remembering() as (pool, shards, adapter):
+        slow = await encoding_slowly(pool, shards)
+        tasks = [wanted(pool, toy(5), toy(6), toy(5)), wanted(pool, toy(5))]
+        await joined(pool, 2)
+        await until(lambda: len(pool.batcher) == 2)
+        assert pool.admission.tokens == 3 * TOKENS
+        for task, values in zip(tasks, [(5, 6, 5), (5,)], strict=True):
+            assert_rows(await task, *values)
+        await slow
+        assert adapter.decoded.count(toy(5)) == 1
+        assert (pool.counters.items_packed, pool.counters.items_ok) == (3, 5)
+        assert_nothing_held(pool)
+
+
+@pytest.mark.parametrize("is_at_worker", [False, True])
+async def test_the_first_to_ask_may_leave_and_the_others_get_their_rows(is_at_worker: bool) -> None:
+    async with remembering() as (pool, shards, adapter):
+        slow = None if is_at_worker else await encoding_slowly(pool, shards)
+        item = toy(4, SLOW)
+        first = wanted(pool, item)
+        await until(lambda: shards[0].busy_s > 0 if is_at_worker else len(pool.batcher) == 1)
+        second = wanted(pool, item)
+        await joined(pool, 1)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        assert pool.admission.tokens == TOKENS * (1 if is_at_worker else 2)
+        assert_rows(await second, 4)
+        assert slow is None or await slow
+        assert adapter.decoded.count(item) == 1
+        assert pool.counters.items_packed == (1 if is_at_worker else 2)
+        assert pool.counters.items_cancelled == 1
+        assert_nothing_held(pool)
+
+
+async def test_a_deadline_is_that_of_the_request_that_has_it() -> None:
+    async with remembering() as (pool, shards, _):
+        slow = await encoding_slowly(pool, shards)
+        hasty = wanted(pool, toy(3), deadline_s=0.1)
+        await until(lambda: len(pool.batcher) == 1)
+        patient = wanted(pool, toy(3))
+        assert isinstance(await hasty, DeadlineExceeded)
+        assert not slow.done()
+        assert_rows(await patient, 3)
+        assert (pool.counters.items_expired, pool.counters.items_packed) == (1, 2)
+        await slow
+
+
+async def test_a_later_request_may_be_the_one_with_the_earlier_deadline() -> None:
+    async with remembering() as (pool, shards, _):
+        slow = await encoding_slowly(pool, shards)
+        patient = wanted(pool, toy(3))
+        await until(lambda: len(pool.batcher) == 1)
+        assert isinstance(await wanted(pool, toy(3), deadline_s=0.05), DeadlineExceeded)
+        assert_rows(await patient, 3)
+        await slow
+
+
+async def test_the_pieces_of_an_item_have_the_latest_deadline_too() -> None:
+    async with remembering(ladder={"min": 1, "max": 2}) as (pool, shards, _):
+        slow = await encoding_slowly(pool, shards)
+        video = long_toy(range(9))
+        hasty = wanted(pool, video, deadline_s=0.1)
+        await until(lambda: len(pool.batcher) > 0)
+        patient = wanted(pool, video)
+        assert isinstance(await hasty, DeadlineExceeded)
+        encoded = await patient
+        assert isinstance(encoded, Encoded)
+        np.testing.assert_array_equal(encoded.embeddings[0].rows, np.concatenate([*map(expected, range(9))]))
+        assert (await encode(pool, video)).embeddings[0] is encoded.embeddings[0]
+        await slow
+
+
+async def test_an_item_that_all_have_left_is_dropped_from_the_queue() -> None:
+    async with remembering() as (pool, shards, _):
+        slow = await encoding_slowly(pool, shards)
+        tasks = [wanted(pool, toy(3)) for _ in range(3)]
+        await joined(pool, 2)
+        await until(lambda: len(pool.batcher) == 1)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        assert pool.admission.tokens == TOKENS
+        assert len(pool.flights) == 1  # the slow one
+        await slow
+        assert_rows(await encode(pool, toy(9)), 9)
+        assert pool.counters.items_packed == 2
+        assert pool.counters.items_cancelled == 3
+
+
+async def test_what_the_tower_has_already_is_kept_for_who_comes_next() -> None:
+    async with remembering() as (pool, shards, adapter):
+        left = await encoding_slowly(pool, shards)
+        left.cancel()
+        await asyncio.wait([left])
+        assert_rows(await encode(pool, toy(1, SLOW)), 1)
+        assert_rows(await encode(pool, toy(1, SLOW)), 1)
+        assert (len(adapter.decoded), pool.counters.items_packed) == (1, 1)
+        assert (pool.flights.joined, pool.counters.items_cached) == (1, 1)
+        assert_nothing_held(pool)
+
+
+async def test_what_fails_when_all_have_left_is_not_tried_again() -> None:
+    async with remembering(queue={"packs_in_flight": 2}) as (pool, shards, _):
+        runs = Overlaps(pool)
+        slow = await encoding_slowly(pool, shards)
+        left = wanted(pool, toy(2, RAISES))
+        await until(lambda: pool.admission.tokens == 2 * TOKENS and len(pool.batcher) == 0)
+        left.cancel()
+        await asyncio.wait([left])
+        await slow
+        await until(lambda: pool.counters.packs_failed == 1)
+        assert_rows(await encode(pool, toy(3)), 3)
+        assert runs.begun == 3
+        assert_nothing_held(pool)
+
+
+@pytest.mark.parametrize(("fault", "code"), [(RAISES, "encode_failed"), (NOT_FINITE, "not_finite")])
+async def test_a_failure_is_everybodys_with_their_own_place_and_is_not_remembered(
+    fault: int, code: str
+) -> None:
+    async with remembering() as (pool, shards, adapter):
+        slow = await encoding_slowly(pool, shards)
+        bad = toy(2, fault)
+        tasks = [wanted(pool, bad), wanted(pool, toy(1), bad), wanted(pool, toy(8))]
+        await joined(pool, 1)
+        await until(lambda: len(pool.batcher) == 3)
+        errors = [await task for task in tasks[:2]]
+        assert_rows(await tasks[2], 8)
+        for error, place in zip(errors, ("input[0]", "input[1]"), strict=True):
+            assert isinstance(error, EncodeFailed)
+            assert (error.code, error.param) == (code, place)
+        assert pool.counters.items_failed == 2
+        assert isinstance(await attempt(pool, bad), EncodeFailed)
+        assert adapter.decoded.count(bad) == 2
+        await slow
+        assert_nothing_held(pool)
+
+
+async def test_an_item_that_cannot_be_decoded_fails_all_who_wait_for_it_at_their_own_places() -> None:
+    async with remembering() as (pool, _, adapter):
+        bad = adapter.held = toy(2, UNDECODABLE)
+        tasks = [wanted(pool, bad), wanted(pool, toy(1), bad)]
+        await joined(pool, 1)
+        adapter.let_go.set()
+        for task, place in zip(tasks, ("input[0]", "input[1]"), strict=True):
+            error = await task
+            assert isinstance(error, UndecodableMedia)
+            assert error.param == place
+        assert isinstance(await attempt(pool, bad), UndecodableMedia)
+        assert adapter.decoded.count(bad) == 2
+        assert_nothing_held(pool)
+
+
+async def test_the_first_to_ask_may_leave_before_its_item_is_decoded() -> None:
+    async with remembering() as (pool, _, adapter):
+        adapter.held = toy(2)
+        first = wanted(pool, toy(2))
+        await until(lambda: adapter.decoded == [toy(2)])
+        second = wanted(pool, toy(2))
+        await joined(pool, 1)
+        first.cancel()
+        await asyncio.wait([first])
+        adapter.let_go.set()
+        assert_rows(await second, 2)
+        assert adapter.decoded == [toy(2)]
+
+
+async def test_a_prepared_item_waits_for_nobodys_other_items() -> None:
+    async with remembering() as (pool, _, adapter):
+        adapter.held = toy(9)
+        first = wanted(pool, toy(2), toy(9))
+        await until(lambda: len(adapter.decoded) == 2)
+        assert_rows(await wanted(pool, toy(2)), 2)
+        assert not first.done()
+        adapter.let_go.set()
+        assert_rows(await first, 2, 9)
+        assert pool.counters.items_packed == 2
+
+
+async def test_a_request_that_may_not_launch_an_item_leaves_it_to_one_that_may() -> None:
+    queue = {"max_tokens": 8 * TOKENS, "packs_in_flight": 1}
+    async with remembering(queue=queue) as (pool, _, adapter):
+        adapter.held = toy(2)
+        greedy = wanted(pool, toy(2), *(toy(value) for value in range(10, 19)))
+        await until(lambda: len(adapter.decoded) > 1)
+        modest = wanted(pool, toy(2))
+        await joined(pool, 1)
+        adapter.let_go.set()
+        assert isinstance(await greedy, TooLarge)
+        assert_rows(await modest, 2)
+        assert adapter.decoded.count(toy(2)) == 1
+        assert_nothing_held(pool)
+
+
+async def test_what_others_have_launched_needs_no_tokens_of_a_full_queue() -> None:
+    queue = {"max_tokens": 8 * TOKENS, "packs_in_flight": 1}
+    async with remembering(queue=queue) as (pool, shards, adapter):
+        slow = await encoding_slowly(pool, shards)
+        adapter.held = toy(90)
+        late = wanted(pool, toy(90))
+        equal = wanted(pool, toy(10))
+        await until(lambda: len(pool.batcher) == 1)
+        others = [wanted(pool, toy(value)) for value in range(11, 17)]
+        await until(lambda: pool.admission.tokens == 8 * TOKENS)
+        adapter.let_go.set()
+        assert isinstance(await late, Overloaded)
+        assert not slow.done()
+        for value, task in enumerate([equal, *others], start=10):
+            assert_rows(await task, value)
+        await slow
+
+
+async def test_a_request_is_told_of_the_time_that_it_waited_itself() -> None:
+    async with remembering() as (pool, shards, _):
+        first = await encoding_slowly(pool, shards)
+        await asyncio.sleep(0.1)
+        began = time.monotonic()
+        second = await encode(pool, toy(1, SLOW))
+        waited_s = time.monotonic() - began
+        times = second.timings
+        assert 0 < times.prepare_s + times.queue_s + times.encode_s <= waited_s
+        assert (await first).timings.encode_s > times.encode_s
+        hit = (await encode(pool, toy(1, SLOW))).timings
+        assert (hit.queue_s, hit.encode_s) == (0, 0)
+
+
+async def test_what_has_just_failed_is_begun_anew_before_anybody_has_heard_of_it() -> None:
+    loop = asyncio.get_running_loop()
+    begun: list[asyncio.Future[PreparedItem]] = []
+
+    def prepare(media: Media) -> asyncio.Future[PreparedItem]:
+        begun.append(loop.create_future())
+        return begun[-1]
+
+    flights = Flights(prepare, lambda key, embedding, tokens: None)
+    wish = [Wanted(b"key", Media(Modality.IMAGE, b"", ""))]
+    with flights.join(wish, 1.0) as first, flights.join(wish, 1.0) as second:
+        assert first == second
+        begun[0].set_exception(UndecodableMedia("broken"))
+        with flights.join(wish, 1.0) as third:
+            assert third != first
+            await asyncio.sleep(0)  # the first one's end is heard of, and forgets no other
+            assert len(flights) == 1
+    assert len(begun) == 2
+    assert len(flights) == 0
+
+
+class Overlaps:
+    """Sees what the dispatcher encodes, and that it never has an item twice at once."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.begun = self.encoded = 0
+        self._at_work: set[str] = set()
+        self._encode = pool.dispatcher._encode
+        pool.dispatcher._encode = self  # type: ignore[method-assign]
+
+    async def __call__(self, slot: int, batch: Batch) -> None:
+        digests = [job.item.digest for job in batch.jobs]
+        assert len(set(digests)) == len(digests)
+        assert self._at_work.isdisjoint(digests)
+        self._at_work.update(digests)
+        self.begun += len(digests)
+        try:
+            await self._encode(slot, batch)
+        finally:
+            self._at_work.difference_update(digests)
+        self.encoded += len(digests)
+
+
+def random_items(rng: random.Random) -> list[tuple[int, int]]:
+    """Values and faults, of few different items; the failing ones have values of their own."""
+    faults = [FINE] * 30 + [RAISES, NOT_FINITE, UNDECODABLE]
+    return [(min(rng.randrange(25), rng.randrange(25)), rng.choice(faults)) for _ in range(rng.randint(1, 4))]
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_in_a_storm_everybody_gets_their_own_rows_and_every_item_ends_once(seed: int) -> None:
+    rng = random.Random(seed)
+    bound = rng.choice([3, 10, 1000])
+    async with remembering(bound, queue={"packs_in_flight": 2}) as (pool, _, _):
+        overlaps = Overlaps(pool)
+        answered = 0
+
+        async def one() -> None:
+            nonlocal answered
+            items = random_items(rng)
+            await asyncio.sleep(rng.random() / 2)
+            deadline_s = rng.choice([10.0, 10.0, 10.0, 0.01])
+            task = wanted(pool, *(toy(*item) for item in items), deadline_s=deadline_s)
+            if rng.random() < 0.3:
+                await asyncio.sleep(rng.random() / 50)
+                task.cancel()
+            done, _ = await asyncio.wait([task], timeout=10)
+            assert done
+            assert pool.cache.bytes <= pool.cache.max_bytes
+            if not task.cancelled() and isinstance(result := task.result(), Encoded):
+                assert all(fault == FINE for _, fault in items)
+                assert_rows(result, *(value for value, _ in items))
+                answered += len(items)
+
+        await asyncio.gather(*(one() for _ in range(400)))
+        await until(lambda: len(pool.flights) == 0)
+        await encode(pool, toy(200))  # whoever takes it drops what is dead before it
+        assert_nothing_held(pool)
+        counters, shown = pool.counters, pool.info()["cache"]
+        assert counters.items_cached == shown["hits"] > 0
+        assert counters.items_ok + counters.items_cached >= answered > 0
+        assert counters.items_cancelled > 0
+        assert counters.items_failed > 0
+        assert shown["joined"] > 0
+        assert overlaps.encoded == counters.items_packed < counters.items_ok
+        assert (shown["evictions"] > 0) == (bound < 25)
+        await pool.check()
+
+
+async def test_in_a_storm_of_long_items_everybody_gets_their_own_rows() -> None:
+    rng = random.Random(5)
+    videos = [[rng.randrange(256) for _ in range(rng.randint(1, 20))] for _ in range(8)]
+    async with remembering(30, ladder={"min": 1, "max": 2}) as (pool, _, _):
+
+        async def one() -> None:
+            chosen = rng.choices(videos, k=2)
+            await asyncio.sleep(rng.random() / 2)
+            task = wanted(pool, *map(long_toy, chosen), deadline_s=rng.choice([10.0, 0.05]))
+            if rng.random() < 0.3:
+                await asyncio.sleep(rng.random() / 20)
+                task.cancel()
+            done, _ = await asyncio.wait([task], timeout=10)
+            assert done
+            if not task.cancelled() and isinstance(result := task.result(), Encoded):
+                for embedding, values in zip(result.embeddings, chosen, strict=True):
+                    np.testing.assert_array_equal(embedding.rows, np.concatenate([*map(expected, values)]))
+
+        await asyncio.gather(*(one() for _ in range(120)))
+        await until(lambda: len(pool.flights) == 0)
+        await encode(pool, toy(1))
+        assert_nothing_held(pool)
+        assert pool.counters.items_cached > 0
+        await pool.check()
