@@ -1,3 +1,4 @@
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,10 @@ ROOT = Path(__file__).parents[1]
 MEDIA = ROOT / "encoder_pool" / "demo" / "media"
 SHARED = {"demo", "qwen_tiny", "several"}
 """Fixtures that are services."""
+
+# A shell that starts the tests in the background has them ignore SIGINT, and so would all that they start:
+# `serve run` could not be stopped as Ctrl-C does.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
