@@ -54,7 +54,7 @@ class ModelConfig(Section):
     load_format: Literal["safetensors", "dummy"] = Field(
         "safetensors",
         description="Where weights come from: the checkpoint's safetensors, or dummy for random ones of the "
-        "sizes in its config.json, the same in every process, to measure with.",
+        "sizes in its config.json, the same in every process on one kind of device, to measure with.",
     )
     device: Literal["cpu", "cuda"] = Field(
         "cpu", description="Where the tower runs: cuda captures it on an NVIDIA GPU."

@@ -22,8 +22,8 @@ from encoder_pool.towers.grid_geometry import Geometry
 MATRIX_FLOPS: Mapping[str, float] = {"NVIDIA H200": 790e12}
 """Dense bf16 FLOP/s by the card's name, as its best products reach it.
 
-Source: measured with torch 2.11 (CUDA 13.0): 761 to 785 TFLOP/s for 8192^3, rounded up, so that no share of
-the floor is flattered. A card that is not listed is measured in the run.
+Source: measured with torch 2.11 (CUDA 13.0): 761 to 791 TFLOP/s for 8192^3. What a run reaches stands in its
+results. A card that is not listed is measured in the run.
 """
 
 _ALIGNMENT = 64

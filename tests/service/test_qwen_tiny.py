@@ -6,7 +6,7 @@ import asyncio
 import io
 from collections.abc import Callable
 from dataclasses import astuple
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -56,15 +56,25 @@ def assert_same(item: EncodedItem, expected: np.ndarray) -> None:
     assert np.abs(item.embedding - expected).max() <= TOLERANCE * np.abs(expected).max()
 
 
-def replayed_items(service: Service) -> int:
-    """Items that were run on a rung until now."""
-    shard = service.info(service.root)["counters"]["shard"]
-    return sum(tally["items"] for tally in shard["replays"].values()) if shard else 0
+class Runs(NamedTuple):
+    """Items that the shard ran until now: on a rung, and eagerly because the planner found that cheaper."""
+
+    replayed: int
+    eager: int
+
+    @staticmethod
+    def of(service: Service) -> Runs:
+        shard = service.info(service.root)["counters"]["shard"] or {"replays": {}, "eager": {}}
+        assert set(shard["eager"]) <= {"cheaper"}
+        replayed, eager = (
+            sum(tally["items"] for tally in shard[key].values()) for key in ("replays", "eager")
+        )
+        return Runs(replayed, eager)
 
 
 def test_photos_get_the_rows_of_the_stock_processor_and_tower(qwen_tiny: Service, stock_rows: Rows) -> None:
     processor = Qwen2VLImageProcessorPil.from_pretrained(FOLDER)
-    before = replayed_items(qwen_tiny)
+    before = Runs.of(qwen_tiny)
     with EncoderClient(qwen_tiny.root) as client:
         items = client.encode(PHOTOS)
     for path, item in zip(PHOTOS, items, strict=True):
@@ -72,13 +82,17 @@ def test_photos_get_the_rows_of_the_stock_processor_and_tower(qwen_tiny: Service
             inputs = processor(image, return_tensors="pt")
         assert tuple(item.grid) == tuple(inputs["image_grid_thw"][0].tolist())
         assert_same(item, stock_rows(inputs["pixel_values"], item.grid))
-    assert replayed_items(qwen_tiny) > before
+    after = Runs.of(qwen_tiny)
+    assert after.replayed > before.replayed
+    assert sum(after) == sum(before) + len(PHOTOS)
 
 
 def test_a_video_gets_the_stock_towers_rows(qwen_tiny: Service, stock_rows: Rows) -> None:
     data = film(gray_frames(24, 120, 160), rate=4)
+    before = Runs.of(qwen_tiny)
     with EncoderClient(qwen_tiny.root) as client:
         item = client.encode(data)[0]
+    assert sum(Runs.of(qwen_tiny)) == sum(before) + 1
     assert item.modality is Modality.VIDEO
     assert item.grid.t > 1
     processor = GridProcessor(FOLDER)
