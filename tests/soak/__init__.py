@@ -1,0 +1,1 @@
+"""`make soak`: a real service under mixed traffic and random kills for a given time."""
