@@ -80,9 +80,8 @@ def endings_table(soak: Soak) -> Table:
     table.add_column("requests", justify="right")
     for each in soak.endings:
         table.add_row(each.kind, each.ending, f"{each.requests}")
-    table.caption = (
-        f"{sum(soak.begun.values())} began; good ones took {soak.p50_s:.2f} s, p99 {soak.p99_s:.1f} s"
-    )
+    began = sum(soak.begun.values())
+    table.caption = f"{began} began; good ones took {soak.p50_s:.2f} s, p99 {soak.p99_s:.1f} s"
     return table
 
 

@@ -209,9 +209,16 @@ def _word(error: EncoderError) -> str:
     return type(error).__name__ if error.status_code is None else f"proxy {error.status_code}"
 
 
-# What only a kill, or a full queue, may cost a request that nobody repeats.
-_PASSING = ("ok", "ConnectionFailedError", "proxy 404", "proxy 502", "proxy 503", "proxy 504", "no_worker")
-_PASSING += ("draining", "not_ready", "overloaded")
+# What a kill, or a full queue, may cost a request that nobody repeats.
+_PASSING: tuple[str, ...] = (
+    "ok",
+    "ConnectionFailedError",
+    "no_worker",
+    "draining",
+    "not_ready",
+    "overloaded",
+)
+_PASSING += ("proxy 404", "proxy 502", "proxy 503", "proxy 504")
 KINDS: dict[str, Kind] = {
     "single": _single,
     "several": _several,
