@@ -14,7 +14,7 @@ INDEX = $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 RUN = $(VENV)/bin/
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-gpu soak lint format typecheck weights clean
+.PHONY: help demo serve test test-gpu faults soak lint format typecheck weights clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -30,6 +30,9 @@ test: $(VENV)/.dev  ## run all tests, with real weights, real Ray Serve and real
 
 test-gpu:  ## run the tests that need a GPU, and those that need no service, with PYTHON's own packages
 	$(PYTHON) -B -m pytest -p no:cacheprovider -m "gpu or not service"
+
+faults: $(VENV)/.dev  ## break a running service in every way the tests know, and write docs/faults.md
+	$(RUN)pytest tests/service/test_faults.py tests/service/test_callers.py --fault-table docs/faults.md
 
 soak: $(VENV)/.dev  ## mixed traffic and random kills on CONFIG for SOAK_S, and what became of every request
 	$(RUN)python -m tests.soak $(CONFIG) --seconds $(SOAK_S) --out soak.json --plot soak.png

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.service.fault_table import FaultTable
 from tests.service.running import Service, making_serve, serve_running
 
 ROOT = Path(__file__).parents[1]
@@ -14,6 +15,10 @@ SHARED = {"demo", "qwen_tiny", "several"}
 # A shell that starts the tests in the background has them ignore SIGINT, and so would all that they start:
 # `serve run` could not be stopped as Ctrl-C does.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fault-table", type=Path, help="write what faults cost to this page")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -39,6 +44,16 @@ def qwen_tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     file = ROOT / "serve_configs" / "qwen-tiny.yaml"
     with serve_running(file, tmp_path_factory.mktemp("serve-run"), "", has_haproxy=True) as service:
         yield service
+
+
+@pytest.fixture(scope="session")
+def fault_table(pytestconfig: pytest.Config) -> Iterator[FaultTable]:
+    """What the tests have seen of faults; a page of the docs if asked for."""
+    table = FaultTable()
+    yield table
+    path: Path | None = pytestconfig.getoption("--fault-table")
+    if path is not None:
+        table.write(path)
 
 
 @pytest.fixture

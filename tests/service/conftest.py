@@ -49,7 +49,7 @@ def several(grid_cases: GridCases, tmp_path_factory: pytest.TempPathFactory) -> 
     scaling = {"max_replicas": 2, "target_drain_s": 0.2, "upscale_delay_s": 0.5, "downscale_delay_s": 5}
     file = service_file(
         tmp_path_factory.mktemp("several"),
-        application("toys", shard=shard, queue=queue),
+        application("toys", shard=shard, queue=queue, limits={"max_body_seconds": 3}),
         application("scaled", scaling=scaling),
         application("bulky", model={"name": "bulky", "adapter": "tests.toy:BulkyAdapter"}),
         application("grid", **grid_sections(grid_cases.qwen)),

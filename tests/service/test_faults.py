@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import Counter
 from typing import Any
 
@@ -13,7 +12,9 @@ import psutil
 import pytest
 
 from encoder_pool.client import AsyncEncoderClient
-from tests.service.running import Service, kill, processes_of, wait_until
+from tests.service.blow import Blow
+from tests.service.fault_table import FaultTable
+from tests.service.running import Service, processes_of, wait_until
 from tests.service.toys import assert_rows, encode_many
 from tests.toy import DIES, HANGS, NOT_FINITE, RAISES, SLOW, toy
 
@@ -37,8 +38,15 @@ class Toys:
 
     @property
     def replica_pid(self) -> int:
+        return self._pid_of("toys:EncoderPool")
+
+    @property
+    def controller_pid(self) -> int:
+        return self._pid_of("ServeController")
+
+    def _pid_of(self, words: str) -> int:
         family = processes_of(self._service.process)
-        (pid,) = [child.pid for child, line in family.items() if "toys:EncoderPool" in line]
+        (pid,) = [child.pid for child, line in family.items() if words in line]
         return pid
 
 
@@ -66,7 +74,7 @@ def test_embeddings_of_many_requests_at_once_are_never_mixed_up(toys: Toys) -> N
 
 
 @pytest.mark.parametrize(("fault", "code"), [(RAISES, "encode_failed"), (NOT_FINITE, "not_finite")])
-def test_a_bad_item_fails_alone(toys: Toys, fault: int, code: str) -> None:
+def test_a_bad_item_fails_alone(toys: Toys, fault: int, code: str, fault_table: FaultTable) -> None:
     requests = [[toy(value)] for value in range(40)]
     requests[20] = [toy(1), toy(2, fault)]
     replies = encode_many(toys.url, requests)
@@ -77,11 +85,16 @@ def test_a_bad_item_fails_alone(toys: Toys, fault: int, code: str) -> None:
     error = replies[20].json()["error"]
     assert (error["code"], error["param"]) == (code, "input[1].image_url.url")
     assert replies[20].headers["x-should-retry"] == "false"
+    name = {
+        RAISES: "the tower raises on an item of one request",
+        NOT_FINITE: "the tower's rows for an item of one request are NaN",
+    }
+    fault_table.note(name[fault], map(_ending, replies))
 
 
 @pytest.mark.parametrize("fault", [HANGS, DIES])
 def test_an_item_that_hangs_or_kills_the_shard_fails_alone_and_the_shard_is_replaced(
-    toys: Toys, fault: int
+    toys: Toys, fault: int, fault_table: FaultTable
 ) -> None:
     before = toys.shard_pid
     requests = [[toy(value)] for value in range(12)]
@@ -94,9 +107,16 @@ def test_an_item_that_hangs_or_kills_the_shard_fails_alone_and_the_shard_is_repl
     assert replies[5].json()["error"]["code"] == "encode_failed"
     assert toys.shard_pid != before
     assert not psutil.pid_exists(before)
+    name = {
+        HANGS: "one item of 12 hangs the tower (2 s allowed)",
+        DIES: "one item of 12 ends the shard's process",
+    }
+    fault_table.note(name[fault], map(_ending, replies))
 
 
-def test_too_many_requests_are_429_with_a_time_to_come_again_and_the_others_are_served(toys: Toys) -> None:
+def test_too_many_requests_are_429_with_a_time_to_come_again_and_the_others_are_served(
+    toys: Toys, fault_table: FaultTable
+) -> None:
     replies = encode_many(toys.url, [[toy(value, SLOW)] for value in range(100)])
     statuses = Counter(reply.status_code for reply in replies)
     assert statuses == {200: 64, 429: 36}
@@ -106,45 +126,66 @@ def test_too_many_requests_are_429_with_a_time_to_come_again_and_the_others_are_
         else:
             assert int(reply.headers["retry-after"]) >= 1
             assert "queue.max_requests" in reply.json()["error"]["message"]
+    fault_table.note("100 requests where 64 are allowed", map(_ending, replies))
 
 
-def test_a_killed_shard_under_load_costs_no_request(toys: Toys) -> None:
-    pid = toys.shard_pid
-    killer = threading.Timer(0.3, kill, [pid])
-    killer.start()
-    replies = encode_many(toys.url, [[toy(value, SLOW)] for value in range(40)])
-    killer.join()
+def test_a_killed_shard_under_load_costs_no_request(toys: Toys, fault_table: FaultTable) -> None:
+    with Blow(toys.url, lambda: toys.shard_pid, after_s=0.3) as blow:
+        replies = encode_many(toys.url, [[toy(value, SLOW)] for value in range(40)])
     for value, reply in enumerate(replies):
         assert_rows(reply, value)
-    info = toys.info
-    assert info["workers"][0]["pid"] != pid
-    assert info["held"] == {"requests": 0, "tokens": 0, "bytes": 0, "queued_items": 0}
+    assert toys.info["held"] == {"requests": 0, "tokens": 0, "bytes": 0, "queued_items": 0}
+    fault_table.note("SIGKILL of the shard, 40 requests waiting", map(_ending, replies), blow.recovered_s)
 
 
-def test_an_idle_shard_that_is_killed_is_replaced_before_anybody_asks(toys: Toys) -> None:
-    pid = toys.shard_pid
-    kill(pid)
-    wait_until(lambda: toys.shard_pid != pid, 30)
-    wait_until(lambda: httpx.get(f"{toys.url}/ready").status_code == 200, 30)
+def test_an_idle_shard_that_is_killed_is_replaced_before_anybody_asks(
+    toys: Toys, fault_table: FaultTable
+) -> None:
+    with Blow(toys.url, lambda: toys.shard_pid, after_s=0) as blow:
+        pass
+    fault_table.note("SIGKILL of the shard, nobody waiting", [], blow.recovered_s)
 
 
-def test_a_killed_replica_is_replaced_and_takes_its_shard_with_it(toys: Toys) -> None:
+def test_a_killed_replica_is_replaced_and_takes_its_shard_with_it(
+    toys: Toys, fault_table: FaultTable
+) -> None:
     shard = toys.shard_pid
-    pid = toys.replica_pid
-    outcomes: Counter[str] = Counter()
-
-    async def load() -> None:
-        async with AsyncEncoderClient(toys.url, timeout_s=60, max_retries=8) as client:
-            calls = [client.encode(_toy_png(value)) for value in range(20)]
-            for result in await asyncio.gather(*calls, return_exceptions=True):
-                outcomes[type(result).__name__] += 1
-
-    killer = threading.Timer(0.2, kill, [pid])
-    killer.start()
-    asyncio.run(load())
-    killer.join()
-    assert outcomes == {"list": 20}
+    with Blow(toys.url, lambda: toys.replica_pid, after_s=0.2) as blow:
+        outcomes = _encode_by_client(toys.url)
+    assert outcomes == ["rows, by the client"] * 20
     wait_until(lambda: not psutil.pid_exists(shard), 20)
+    fault_table.note("SIGKILL of the only replica, 20 requests waiting", outcomes, blow.recovered_s)
+
+
+def test_without_its_controller_a_service_serves_on_and_gets_another(
+    toys: Toys, fault_table: FaultTable
+) -> None:
+    with Blow(toys.url, lambda: toys.controller_pid, after_s=0.2) as blow:
+        replies = encode_many(toys.url, [[toy(value, SLOW)] for value in range(20)])
+    for value, reply in enumerate(replies):
+        assert_rows(reply, value)
+    fault_table.note(
+        "SIGKILL of Serve's controller, 20 requests waiting", map(_ending, replies), blow.recovered_s
+    )
+    # The new one replaces what dies, as the old one did.
+    with Blow(toys.url, lambda: toys.replica_pid, after_s=0):
+        pass
+
+
+def _ending(reply: httpx.Response) -> str:
+    if reply.status_code == 200:
+        return "rows"
+    return f"{reply.status_code} {reply.json()['error']['code']}"
+
+
+def _encode_by_client(url: str) -> list[str]:
+    async def load() -> list[str]:
+        async with AsyncEncoderClient(url, timeout_s=60, max_retries=8) as client:
+            calls = [client.encode(_toy_png(value)) for value in range(20)]
+            results = await asyncio.gather(*calls, return_exceptions=True)
+        return ["rows, by the client" if isinstance(result, list) else repr(result) for result in results]
+
+    return asyncio.run(load())
 
 
 def _toy_png(value: int) -> bytes:
