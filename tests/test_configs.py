@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import yaml
 
 from encoder_pool.launch.file import read_service_file
 from encoder_pool.launch.host import Host, problems
@@ -49,6 +51,22 @@ def test_a_configuration_runs_on_the_host_that_it_is_made_for(name: str, host: H
     service = read_service_file(FOLDER / name).with_port(1)
     fit = [found for found in problems(service, plan_service(service), host) if "port" not in found]
     assert not fit
+
+
+def test_the_kubernetes_service_is_a_configuration_of_ours(tmp_path: Path) -> None:
+    resource = yaml.safe_load((FOLDER / "kubernetes" / "rayservice.yaml").read_text())
+    inner = tmp_path / "serve.yaml"
+    inner.write_text(resource["spec"]["serveConfigV2"])
+    (application,) = read_service_file(inner).applications
+    ServeDeploySchema.model_validate(yaml.safe_load(inner.read_text()))
+    head, (workers,) = (
+        resource["spec"]["rayClusterConfig"][key] for key in ("headGroupSpec", "workerGroupSpecs")
+    )
+    assert resource["spec"]["rayClusterConfig"]["rayVersion"] == version("ray")
+    assert workers["maxReplicas"] == application.config.scaling.max_replicas
+    assert head["rayStartParams"]["num-cpus"] == "0"
+    grace_s = workers["template"]["spec"]["terminationGracePeriodSeconds"]
+    assert grace_s > application.config.queue.deadline_s
 
 
 def test_a_rung_takes_the_largest_image_of_the_published_processor() -> None:

@@ -11,6 +11,7 @@ import random
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -63,23 +64,23 @@ async def kill_until(
             await asyncio.sleep(wait_s)
             target = rng.choice(targets)
             fault = rng.choices(list(Fault), weights=(3, 2, 1))[0]
+            shard = await _shard_pid(target, http)
             started = time.monotonic()
-            await _inflict(fault, service, target, http)
-            recovered_s = await _recovery_s(started, target, http)
+            await _inflict(fault, service, target, shard)
+            is_new = fault is not Fault.SHARD_HELD
+            recovered_s = await _recovery_s(started, target, http, shard if is_new else None)
             tell(Kill(target.name, fault, started - began, recovered_s))
 
 
-async def _inflict(fault: Fault, service: Service, target: Target, http: httpx.AsyncClient) -> None:
+async def _inflict(fault: Fault, service: Service, target: Target, shard: int) -> None:
     if fault is Fault.REPLICA_KILLED:
         os.kill(await asyncio.to_thread(_replica_pid, service, target), signal.SIGKILL)
-        return
-    pid = await _shard_pid(target, http)
-    if fault is Fault.SHARD_KILLED:
-        os.kill(pid, signal.SIGKILL)
-        return
-    os.kill(pid, signal.SIGSTOP)
-    await asyncio.sleep(HELD_S)
-    os.kill(pid, signal.SIGCONT)
+    elif fault is Fault.SHARD_KILLED:
+        os.kill(shard, signal.SIGKILL)
+    else:
+        os.kill(shard, signal.SIGSTOP)
+        await asyncio.sleep(HELD_S)
+        os.kill(shard, signal.SIGCONT)
 
 
 def _replica_pid(service: Service, target: Target) -> int:
@@ -97,18 +98,14 @@ async def _shard_pid(target: Target, http: httpx.AsyncClient) -> int:
     return int(reply.json()["workers"][0]["pid"])
 
 
-async def _recovery_s(started: float, target: Target, http: httpx.AsyncClient) -> float | None:
-    """Seconds until the application can encode; a death that nobody has noticed yet is waited for."""
-    await asyncio.sleep(2 * POLL_S)
+async def _recovery_s(
+    started: float, target: Target, http: httpx.AsyncClient, dead_shard: int | None
+) -> float | None:
+    """Seconds until the application can encode again; with a new shard, if one has died with its replica."""
     while (passed_s := time.monotonic() - started) < RECOVERY_S:
-        if await _is_ready(target, http):
-            return passed_s
+        with suppress(httpx.HTTPError):
+            reply = await http.get(f"{target.url}/ready")
+            if reply.status_code == 200 and await _shard_pid(target, http) != dead_shard:
+                return passed_s
         await asyncio.sleep(POLL_S)
     return None
-
-
-async def _is_ready(target: Target, http: httpx.AsyncClient) -> bool:
-    try:
-        return (await http.get(f"{target.url}/ready")).status_code == 200
-    except httpx.TransportError:
-        return False
