@@ -210,19 +210,16 @@ def runs(names: Iterable[str]) -> str:
     return " + ".join(name if count == 1 else f"{count} x {name}" for name, count in counted)
 
 
-_RESULTS = TypeAdapter(Results)
-
-
-def write(results: Results, path: Path) -> None:
-    """Put the results in the place of the file, in one step."""
+def write(results: object, path: Path) -> None:
+    """Put the results, a dataclass of any benchmark, in the place of the file, in one step."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(_RESULTS.dump_json(results, indent=2) + b"\n")
+    temporary.write_bytes(TypeAdapter(type(results)).dump_json(results, indent=2) + b"\n")
     temporary.replace(path)
 
 
 def read(path: Path) -> Results:
-    """The results in a file. Raises ValueError if it holds none, OSError if it cannot be read."""
+    """The results of towers in a file. Raises ValueError if it holds none, OSError if it cannot be read."""
     try:
-        return _RESULTS.validate_json(path.read_bytes())
+        return TypeAdapter(Results).validate_json(path.read_bytes())
     except ValidationError as error:
         raise ValueError(f"{path} holds no results of encoder-pool bench tower") from error
