@@ -13,8 +13,10 @@ from collections.abc import Sequence
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
+from encoder_pool.core import Media
 from encoder_pool.errors import PoolError
-from encoder_pool.http.service import Encoded
+from encoder_pool.http.service import Encoded, Reservation
+from encoder_pool.pool.flights import Flight
 from encoder_pool.pool.pool import Pool
 from tests.pool.local_pool import HASTY_S, PATIENT_S, attempt, pass_time, until
 from tests.pool.local_shard import LocalShard
@@ -103,9 +105,11 @@ class Storm:
         for task in _of_fate(attempts, fate):
             self._leaving.append(asyncio.create_task(_cancel_after(2 * attempts[task].turns, task)))
 
-    def _note_launch(self, *arguments: Any) -> None:
+    def _note_launch(
+        self, flights: Sequence[Flight], media: Sequence[Media], reservation: Reservation
+    ) -> None:
         self._launched.add(asyncio.current_task())
-        self._launch(*arguments)
+        self._launch(flights, media, reservation)
 
 
 def _of_fate(attempts: dict[Attempt, Request], fate: Fate) -> list[Attempt]:

@@ -25,7 +25,7 @@ async def started(factory: Factory, **values: float) -> Worker:
 async def settled(worker: Worker) -> None:
     """Wait until the worker is ready or has given up."""
     with suppress(WorkerGone):
-        await asyncio.wait_for(worker.wait_ready(), timeout=5)
+        await asyncio.wait_for(worker.wait_ready(), timeout=60)
 
 
 async def test_a_worker_is_ready_only_when_its_shard_has_captured() -> None:
