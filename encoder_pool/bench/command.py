@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.console import Console, RenderableType
 
 from encoder_pool.bench.cases import TOWERS, WORKLOADS, Case, Subject
-from encoder_pool.bench.results import Results, read, write
+from encoder_pool.bench.results import Results, read
 from encoder_pool.bench.table import report
 from encoder_pool.launch.show import progress_bar
 
@@ -92,7 +92,7 @@ def _tower(arguments: argparse.Namespace) -> int:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
-    from encoder_pool.bench.plan import bench, report
+    from encoder_pool.bench.plan import bench, report, write
 
     words = ["encoder-pool", "bench", "plan", *(["--out", f"{arguments.out}"] if arguments.out else [])]
     results = bench(shlex.join(words))

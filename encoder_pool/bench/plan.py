@@ -1,23 +1,27 @@
 """`encoder-pool bench plan`: how long the next pack's plan takes, by ladder and by how many images wait.
 
 Ladders and images are those of a published tower; the times of the rungs are made up, about as an H200 has
-them. A GPU is neither needed nor used: planning is the replica's work, on one core.
+them. A GPU is neither needed nor used: planning is the replica's work, on one core. Times are those that the
+core worked, so that a busy machine does not tell of its other work.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 
+from pydantic import TypeAdapter
 from rich.console import RenderableType
 from rich.table import Table
 
 from encoder_pool.bench.cases import TOWERS, WORKLOADS
-from encoder_pool.bench.device import CpuDevice, Repeats, timed
+from encoder_pool.bench.device import CpuDevice, Repeats, Work, timed
 from encoder_pool.bench.machine import this_machine, versions
-from encoder_pool.bench.results import Machine, Number
+from encoder_pool.bench.results import Machine, Number, put
 from encoder_pool.config import LadderConfig
 from encoder_pool.core import Cost, Rung
 from encoder_pool.graphs.ladder import build_ladder
@@ -69,6 +73,11 @@ def bench(command: str) -> PlanResults:
     return PlanResults(this_machine(CpuDevice()), versions(), command, date, tuple(_cases()))
 
 
+def write(results: PlanResults, path: Path) -> None:
+    """Put the results in the place of the file."""
+    put(TypeAdapter(PlanResults).dump_json(results, indent=2) + b"\n", path)
+
+
 def report(results: PlanResults) -> Iterator[RenderableType]:
     """What to print, in order."""
     machine, installed = results.machine, results.versions
@@ -96,8 +105,14 @@ def _cases() -> Iterator[PlanCase]:
 
 
 def _time_us(planner: Planner, costs: Sequence[Cost]) -> tuple[float, int]:
-    timing = timed(CpuDevice().time_ms, partial(planner.next_pack, costs), _REPEATS)
+    timing = timed(_cpu_ms, partial(planner.next_pack, costs), _REPEATS)
     return timing.ms * 1000, timing.repeats
+
+
+def _cpu_ms(work: Work) -> float:
+    started = time.thread_time()
+    work()
+    return (time.thread_time() - started) * 1000
 
 
 def _table(ladder: Sequence[Rung]) -> CostTable:

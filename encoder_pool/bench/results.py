@@ -210,16 +210,24 @@ def runs(names: Iterable[str]) -> str:
     return " + ".join(name if count == 1 else f"{count} x {name}" for name, count in counted)
 
 
-def write(results: object, path: Path) -> None:
-    """Put the results, a dataclass of any benchmark, in the place of the file, in one step."""
+_RESULTS = TypeAdapter(Results)
+
+
+def write(results: Results, path: Path) -> None:
+    """Put the results in the place of the file, in one step."""
+    put(_RESULTS.dump_json(results, indent=2) + b"\n", path)
+
+
+def put(document: bytes, path: Path) -> None:
+    """The document in the place of the file, which is whole at any time."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(TypeAdapter(type(results)).dump_json(results, indent=2) + b"\n")
+    temporary.write_bytes(document)
     temporary.replace(path)
 
 
 def read(path: Path) -> Results:
-    """The results of towers in a file. Raises ValueError if it holds none, OSError if it cannot be read."""
+    """The results in a file. Raises ValueError if it holds none, OSError if it cannot be read."""
     try:
-        return TypeAdapter(Results).validate_json(path.read_bytes())
+        return _RESULTS.validate_json(path.read_bytes())
     except ValidationError as error:
         raise ValueError(f"{path} holds no results of encoder-pool bench tower") from error
