@@ -83,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_service_options(demo)
     demo.set_defaults(run=_demo)
 
-    bench = commands.add_parser("bench", help="measure towers on this machine")
+    bench = commands.add_parser("bench", help="measure towers, or the planner, on this machine")
     add_commands(bench, _target)
 
     weights = commands.add_parser("weights", help="bring the built-in weights into the cache")

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import shlex
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from encoder_pool.bench.cases import TOWERS, WORKLOADS, Case, Subject
 from encoder_pool.bench.results import Results, read
@@ -44,6 +45,9 @@ def add_commands(parser: argparse.ArgumentParser, target: Callable[[str], Path])
     tower.add_argument("--out", type=target, help="write the results to this JSON file, as they come")
     tower.add_argument("--plot", type=picture, help="draw them to this file, e.g. tower.png")
     tower.set_defaults(run=_tower)
+    plan = commands.add_parser("plan", help="time the planner, which the CPU runs for every pack")
+    plan.add_argument("--out", type=target, help="write the results to this JSON file")
+    plan.set_defaults(run=_plan)
     plot = commands.add_parser("plot", help="draw the results of an earlier run")
     plot.add_argument("results", type=Path, help="what --out has written")
     plot.add_argument("picture", type=picture, help="e.g. tower.png")
@@ -80,13 +84,22 @@ def _tower(arguments: argparse.Namespace) -> int:
         return _refuse(error)
     with _telling() as say:
         results = bench(run, options, say)
-    out = Console()
-    for part in report(results):
-        out.print(part, markup=False, highlight=False)
+    _print(report(results))
     found = complaints(results)
     _complain(found)
     _draw(results, options.plot)
     return 1 if found else 0
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    from encoder_pool.bench.plan import bench, report, write
+
+    words = ["encoder-pool", "bench", "plan", *(["--out", f"{arguments.out}"] if arguments.out else [])]
+    results = bench(shlex.join(words))
+    _print(report(results))
+    if arguments.out is not None:
+        write(results, arguments.out)
+    return 0
 
 
 def _plot(arguments: argparse.Namespace) -> int:
@@ -96,6 +109,12 @@ def _plot(arguments: argparse.Namespace) -> int:
     except (ValueError, OSError) as error:
         return _refuse(error)
     return 0
+
+
+def _print(parts: Iterable[RenderableType]) -> None:
+    out = Console()
+    for part in parts:
+        out.print(part, markup=False, highlight=False)
 
 
 def _draw(results: Results, path: Path | None) -> None:

@@ -17,7 +17,7 @@ from encoder_pool.graphs.counters import Tally
 from encoder_pool.graphs.encode import encode
 from encoder_pool.graphs.ladder import build_ladder
 from encoder_pool.graphs.measure import measure
-from encoder_pool.graphs.plan import CostTable, next_pack, plan
+from encoder_pool.graphs.plan import CostTable, Planner
 from encoder_pool.graphs.runner import Batch, LadderRunner
 from encoder_pool.towers.adapter import StagedItem, Tower
 from encoder_pool.towers.grid import GridAdapter
@@ -51,14 +51,14 @@ class OurTower:
         self.captured = captured
         self._cost = cost
         self._runner = runner
-        self._table = table
+        self._planner = Planner(runner.ladder, table)
 
     def planned(self, items: Sequence[StagedItem]) -> list[PlannedBatch]:
         """The packs that the planner makes of the items, the oldest item's first."""
         costs = self._costs(items)
         return [
             PlannedBatch(self._batch([items[member] for member in pack.members]), pack.rung)
-            for pack in plan(costs, self._runner.ladder, self._table)
+            for pack in self._planner.plan(costs)
         ]
 
     def run(self, packs: Sequence[PlannedBatch]) -> list[torch.Tensor]:
@@ -67,7 +67,7 @@ class OurTower:
 
     def encode(self, items: Sequence[StagedItem]) -> tuple[torch.Tensor, ...]:
         """The rows of each item, planned from these alone."""
-        return encode(items, self._costs(items), self.tower, self._runner, self._table)
+        return encode(items, self._costs(items), self.tower, self._runner, self._planner)
 
     def replays(self, packs: Sequence[PlannedBatch]) -> Work:
         """Everything that these packs make the tower compute, without their copies and metadata.
@@ -93,7 +93,7 @@ class OurTower:
         arrived = waiting
         queue = list(range(arrived))
         while arrived <= len(items):
-            pack = next_pack([costs[item] for item in queue], self._runner.ladder, self._table)
+            pack = self._planner.next_pack([costs[item] for item in queue])
             members = [queue[position] for position in pack.members]
             self._runner.run(self._batch([items[member] for member in members]), pack.rung)
             left = sorted(set(queue).difference(members))

@@ -11,17 +11,20 @@ from collections.abc import Sequence
 import torch
 
 from encoder_pool.core import Cost
-from encoder_pool.graphs.plan import CostTable, plan
+from encoder_pool.graphs.plan import Planner
 from encoder_pool.graphs.runner import Batch, Runner
 from encoder_pool.towers.adapter import StagedItem, Tower
 
 
 def encode(
-    items: Sequence[StagedItem], costs: Sequence[Cost], tower: Tower, runner: Runner, table: CostTable
+    items: Sequence[StagedItem], costs: Sequence[Cost], tower: Tower, runner: Runner, planner: Planner
 ) -> tuple[torch.Tensor, ...]:
-    """The rows of every item, (cost.out_rows, H), in the caller's order, each in storage of its own."""
+    """The rows of every item, (cost.out_rows, H), in the caller's order, each in storage of its own.
+
+    The planner is one of the runner's ladder.
+    """
     rows_of_item: dict[int, torch.Tensor] = {}
-    for pack in plan(costs, runner.ladder, table):
+    for pack in planner.plan(costs):
         pack_costs = [costs[member] for member in pack.members]
         batch = Batch.of(tower, [items[member] for member in pack.members], pack_costs)
         rows = runner.run(batch, pack.rung)

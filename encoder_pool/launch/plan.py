@@ -11,7 +11,7 @@ import numpy as np
 
 from encoder_pool.config import PoolConfig
 from encoder_pool.core import Cost, Pack
-from encoder_pool.graphs.plan import plan, proportional
+from encoder_pool.graphs.plan import Planner, proportional
 from encoder_pool.launch.errors import ConfigError
 from encoder_pool.launch.file import ServiceFile
 from encoder_pool.launch.weight_files import check_weight_files
@@ -122,11 +122,11 @@ def _item_sizes(adapter: Adapter, largest: int) -> list[Cost]:
 
 def expected_padding(sizing: Sizing, queues: Sequence[Sequence[Cost]]) -> float:
     """Share of padded rows over all queues, each packed at once at costs in proportion to a rung's rows."""
-    table = proportional(sizing.ladder)
+    planner = Planner(sizing.ladder, proportional(sizing.ladder))
     asked = run = 0
     for queue in queues:
         asked += Cost.total(queue).patch_rows
-        for pack in plan(queue, sizing.ladder, table):
+        for pack in planner.plan(queue):
             run += _held(pack, queue, sizing).patch_rows
     return 1 - asked / run
 

@@ -20,11 +20,11 @@ import numpy.typing as npt
 
 from encoder_pool.core import Cost, DType, Embedding, Pack, PreparedItem
 from encoder_pool.errors import EncodeFailed, Internal, PoolError, Unavailable
-from encoder_pool.graphs.plan import next_pack
+from encoder_pool.graphs.plan import Planner
 from encoder_pool.pool.admission import TokenRate
 from encoder_pool.pool.batcher import Batch, Batcher
 from encoder_pool.pool.counters import PoolCounters
-from encoder_pool.pool.messages import PackReply, PackRequest, lay_out
+from encoder_pool.pool.messages import PackReply, PackRequest, ShardReport, lay_out
 from encoder_pool.pool.ring import Ring
 from encoder_pool.pool.turns import Turns
 from encoder_pool.pool.worker import PackFailed, ShardDied, Worker, WorkerGone
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class Dispatcher:
-    """Feeds one worker from the batcher through its ring."""
+    """Feeds one worker, which has started, from the batcher through its ring."""
 
     def __init__(
         self,
@@ -59,13 +59,15 @@ class Dispatcher:
         self._counters = counters
         self._rate = rate
         self._clock = clock
+        self._report = worker.report
+        self._planner = _planner(worker.report)
         # Copies to and from the ring are megabytes: on the event loop they would stall every request.
         self._copier = ThreadPoolExecutor(ring.address.slots, "ring-copy")
         self._turns = Turns()
         self._loops: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Begin to take packs; the worker must have started."""
+        """Begin to take packs."""
         slots = range(self.ring.address.slots)
         self._loops = [asyncio.create_task(self._feed(slot)) for slot in slots]
 
@@ -97,8 +99,10 @@ class Dispatcher:
 
     def _choose(self, costs: Sequence[Cost]) -> Pack:
         """The next pack by the ladder and the times of the shard that is there now."""
-        report = self.worker.report
-        return next_pack(costs, report.ladder, report.table)
+        if self.worker.report is not self._report:
+            self._report = self.worker.report
+            self._planner = _planner(self._report)
+        return self._planner.next_pack(costs)
 
     async def _encode_or_retry(self, slot: int, batch: Batch) -> None:
         """Whatever happens, the batch's jobs end or are in the queue again."""
@@ -175,6 +179,10 @@ class Dispatcher:
     def _fail(self, batch: Batch, error: PoolError) -> None:
         for job in batch.jobs:
             job.fail(error)
+
+
+def _planner(report: ShardReport) -> Planner:
+    return Planner(report.ladder, report.table)
 
 
 def _not_finite() -> EncodeFailed:

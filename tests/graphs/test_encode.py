@@ -7,7 +7,7 @@ import torch
 
 from encoder_pool.core import Grid
 from encoder_pool.graphs.encode import encode
-from encoder_pool.graphs.plan import CostTable, proportional
+from encoder_pool.graphs.plan import CostTable, Planner, proportional
 from encoder_pool.towers.adapter import StagedItem
 from tests.graphs.towers import (
     PICTURE_COST,
@@ -23,6 +23,7 @@ from tests.graphs.towers import (
 )
 
 LADDER = ragged_ladder(4, 8, 16, 32)
+PLANNER = Planner(LADDER, proportional(LADDER))
 
 
 def mixed_clips(count: int, seed: int) -> list[StagedItem]:
@@ -42,7 +43,7 @@ def test_every_item_gets_its_own_rows_in_the_callers_order(count: int) -> None:
         order = random.Random(seed).choices(range(count), k=count)
         mixed = [items[position] for position in order]
         poison(runner)
-        results = encode(mixed, [clip_cost(item.grid) for item in mixed], tower, runner, proportional(LADDER))
+        results = encode(mixed, [clip_cost(item.grid) for item in mixed], tower, runner, PLANNER)
         for position, rows in zip(order, results, strict=True):
             torch.testing.assert_close(rows, alone[position], rtol=1e-5, atol=1e-6)
     assert runner.counters.total.items == 3 * count
@@ -52,7 +53,7 @@ def test_every_item_owns_its_storage() -> None:
     tower = RaggedTower()
     items = mixed_clips(12, seed=3)
     costs = [clip_cost(item.grid) for item in items]
-    for rows in encode(items, costs, tower, captured(tower, LADDER), proportional(LADDER)):
+    for rows in encode(items, costs, tower, captured(tower, LADDER), PLANNER):
         assert rows.untyped_storage().nbytes() == rows.numel() * rows.element_size()
 
 
@@ -60,7 +61,7 @@ def test_replays_carry_what_fits_and_eager_the_rest() -> None:
     tower = RaggedTower()
     runner = captured(tower, LADDER)
     items = [clip_of(Grid(1, 4, 4), 0), clip_of(Grid(1, 10, 20), 1), clip_of(Grid(1, 4, 4), 2)]
-    encode(items, [clip_cost(item.grid) for item in items], tower, runner, proportional(LADDER))
+    encode(items, [clip_cost(item.grid) for item in items], tower, runner, PLANNER)
     counters = runner.counters
     assert (counters.replays[8].items, counters.total.runs) == (2, 2)
     assert sum(tally.items for tally in counters.eager.values()) == 1
@@ -71,8 +72,8 @@ def test_a_table_that_favours_eager_gives_the_same_rows() -> None:
     runner = captured(tower, dense_ladder(1, 2, 4))
     items = [picture_of(seed) for seed in range(5)]
     costs = [PICTURE_COST] * 5
-    graphs = encode(items, costs, tower, runner, proportional(runner.ladder))
-    eager = encode(items, costs, tower, runner, CostTable((9.0, 9.0, 9.0), 1.0, 0.0))
+    tables = proportional(runner.ladder), CostTable((9.0, 9.0, 9.0), 1.0, 0.0)
+    graphs, eager = (encode(items, costs, tower, runner, Planner(runner.ladder, table)) for table in tables)
     assert sum(tally.items for tally in runner.counters.eager.values()) == 5
     for ours, theirs in zip(graphs, eager, strict=True):
         torch.testing.assert_close(ours, theirs)
@@ -81,4 +82,4 @@ def test_a_table_that_favours_eager_gives_the_same_rows() -> None:
 def test_no_items_give_no_rows() -> None:
     tower = DenseTower()
     ladder = dense_ladder(1)
-    assert encode([], [], tower, captured(tower, ladder), proportional(ladder)) == ()
+    assert encode([], [], tower, captured(tower, ladder), Planner(ladder, proportional(ladder))) == ()

@@ -9,7 +9,7 @@ import pytest
 
 from encoder_pool.core import Cost, Pack, Rung
 from encoder_pool.graphs.ladder import budgets
-from encoder_pool.graphs.plan import CostTable, next_pack, plan
+from encoder_pool.graphs.plan import CostTable, Planner
 from tests.graphs.next_fit import next_fit
 from tests.graphs.predicted import predicted_ms
 
@@ -44,9 +44,10 @@ def fill(packs: Sequence[Pack], costs: Sequence[Cost], ladder: Sequence[Rung]) -
 def mean_fills(count: int, ladder: Sequence[Rung]) -> tuple[float, float]:
     """(next-fit, ours), over the same draws; ours is never predicted to be dearer."""
     random_, table, fills = random.Random(count), linear_table(ladder), []
+    planner = Planner(ladder, table)
     for _ in range(DRAWS):
         costs = mixed_images(count, random_)
-        theirs, ours = next_fit(costs, ladder), plan(costs, ladder, table)
+        theirs, ours = next_fit(costs, ladder), planner.plan(costs)
         assert predicted_ms(ours, costs, table) <= predicted_ms(theirs, costs, table) + 1e-3
         fills.append((fill(theirs, costs, ladder), fill(ours, costs, ladder)))
     return sum(theirs for theirs, _ in fills) / DRAWS, sum(ours for _, ours in fills) / DRAWS
@@ -71,10 +72,11 @@ def test_four_rungs_an_octave_leave_a_few_per_cent_of_padding(count: int, ours_a
 
 
 def test_packs_bound_late_from_a_full_queue_pad_as_little() -> None:
-    random_, table, packs, packed = random.Random(0), linear_table(FOUR_AN_OCTAVE), [], []
+    random_, packs, packed = random.Random(0), [], []
+    planner = Planner(FOUR_AN_OCTAVE, linear_table(FOUR_AN_OCTAVE))
     waiting = mixed_images(64, random_)
     for _ in range(200):
-        pack = next_pack(waiting, FOUR_AN_OCTAVE, table)
+        pack = planner.next_pack(waiting)
         packs.append(pack)
         packed += [waiting[member] for member in pack.members]
         rest = [cost for position, cost in enumerate(waiting) if position not in pack.members]

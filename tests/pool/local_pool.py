@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,7 +21,16 @@ from encoder_pool.pool.sizing import size_pool
 from encoder_pool.pool.worker import Worker
 from encoder_pool.towers.adapter import adapter_class
 from tests.pool.local_shard import LocalShard
-from tests.toy import SLOW, expected, toy
+from tests.toy import expected, toy
+
+PATIENT_S = 1e6
+"""A deadline that nobody misses, however much time passes."""
+
+HASTY_S = 1000.0
+"""A deadline that a test misses by `pass_time` and no machine by itself."""
+
+HELD = 255
+"""The value of the toy that `encoding` sends; no other toy of a test has it."""
 
 
 def config(**sections: Any) -> PoolConfig:
@@ -32,6 +40,7 @@ def config(**sections: Any) -> PoolConfig:
         "ladder": {"min": 1, "max": 8},
         "queue": {"deadline_s": 10},
         "cache": {"max_bytes": 0},
+        "shard": {"pack_timeout_s": PATIENT_S},
     }
     return PoolConfig.model_validate({**document, **sections})
 
@@ -49,7 +58,10 @@ async def running(settings: PoolConfig) -> AsyncIterator[tuple[Pool, list[LocalS
 
     worker = Worker(settings.shard, start_shard)
     await worker.start()
-    pool = Pool(settings, adapter, sizing, ring, worker, Identity(settings.model, "toy"), time.monotonic)
+    identity, loop = Identity(settings.model, "toy"), asyncio.get_running_loop()
+    pool = Pool(
+        settings, adapter, sizing, ring, worker, identity, lambda: loop.time()
+    )  # as `pass_time` has it
     pool.start()
     try:
         yield pool, shards
@@ -57,13 +69,13 @@ async def running(settings: PoolConfig) -> AsyncIterator[tuple[Pool, list[LocalS
         pool.stop()
 
 
-async def encode(pool: Pool, *items: bytes, deadline_s: float = 10.0) -> Encoded:
+async def encode(pool: Pool, *items: bytes, deadline_s: float = PATIENT_S) -> Encoded:
     media = [Media(Modality.IMAGE, data, f"input[{at}]") for at, data in enumerate(items)]
     with pool.admit() as reservation:
         return await pool.encode(media, reservation, deadline_s)
 
 
-async def attempt(pool: Pool, *items: bytes, deadline_s: float = 10.0) -> Encoded | PoolError:
+async def attempt(pool: Pool, *items: bytes, deadline_s: float = PATIENT_S) -> Encoded | PoolError:
     try:
         return await encode(pool, *items, deadline_s=deadline_s)
     except PoolError as error:
@@ -72,15 +84,23 @@ async def attempt(pool: Pool, *items: bytes, deadline_s: float = 10.0) -> Encode
 
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for what must come; a test that waits in vain fails."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.002)
 
 
-async def encoding_slowly(pool: Pool, shards: list[LocalShard]) -> asyncio.Task[Encoded]:
-    """A request whose pack the shard has begun, and will be at for a while."""
-    task = asyncio.create_task(encode(pool, toy(1, SLOW)))
-    await until(lambda: shards[0].busy_s > 0)
+def pass_time(seconds: float) -> None:
+    """Make it so much later for everything on this event loop: its timers, and the pool's clock."""
+    loop = asyncio.get_running_loop()
+    earlier = loop.time
+    loop.time = lambda: earlier() + seconds  # type: ignore[method-assign]
+
+
+async def encoding(pool: Pool, shards: list[LocalShard], item: bytes = toy(HELD)) -> asyncio.Task[Encoded]:
+    """A request whose pack the shard has begun, and is at until it is let go."""
+    shards[0].hold()
+    task = asyncio.create_task(encode(pool, item))
+    await until(lambda: shards[0].holds_pack)
     return task
 
 

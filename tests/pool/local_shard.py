@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -21,12 +22,17 @@ T = TypeVar("T")
 
 
 class LocalShard:
+    """`holds_pack` while a pack that came after `hold` has its turn; it goes on at `let_go`."""
+
     def __init__(
         self, config: PoolConfig, checkpoint: Path, ladder: tuple[Rung, ...], ring: RingAddress
     ) -> None:
         self._shard = Shard(config, checkpoint, ladder, ring)
         self._thread = ThreadPoolExecutor(1)
+        self._open = threading.Event()
+        self._open.set()
         self.is_dead = False
+        self.holds_pack = False
 
     async def load(self) -> None:
         await self._in_thread(self._shard.load)
@@ -38,7 +44,7 @@ class LocalShard:
         if self.is_dead:
             raise ShardDied("killed")
         try:
-            return await self._in_thread(self._shard.run, request)
+            return await self._in_thread(self._run, request)
         except Exception as error:
             raise PackFailed(str(error)) from error
 
@@ -47,13 +53,22 @@ class LocalShard:
             raise ShardDied("killed")
         return self._shard.status()
 
-    @property
-    def busy_s(self) -> float:
-        return self._shard.status().busy_s
-
     def kill(self) -> None:
         self.is_dead = True
+        self.let_go()
         self._thread.shutdown(wait=False)
+
+    def hold(self) -> None:
+        self._open.clear()
+
+    def let_go(self) -> None:
+        self._open.set()
+
+    def _run(self, request: PackRequest) -> PackReply:
+        self.holds_pack = not self._open.is_set()
+        self._open.wait()
+        self.holds_pack = False
+        return self._shard.run(request)
 
     async def _in_thread(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, partial(call, *args, **kwargs))

@@ -21,11 +21,10 @@ from encoder_pool.errors import DeadlineExceeded, EncodeFailed, PoolError, TooLa
 from encoder_pool.http.service import Encoded
 from encoder_pool.pool.batcher import Batcher, Job
 from encoder_pool.pool.pieces import Pieces, in_loads
-from encoder_pool.pool.pool import Pool
-from tests.pool.local_pool import attempt, config, encode, running, until
-from tests.pool.local_shard import LocalShard
+from tests.pool.local_pool import HASTY_S, attempt, config, encode, encoding, pass_time, running, until
 from tests.pool.long_toy import LongToyAdapter, long_toy
-from tests.toy import NOT_FINITE, RAISES, SLOW, TOKENS, expected, toy
+from tests.pool.storm import Request, Storm
+from tests.toy import NOT_FINITE, RAISES, TOKENS, expected, toy
 
 LADDER = tuple(Rung(budget, Cost(budget, budget, budget)) for budget in (1, 2, 4))
 
@@ -45,15 +44,6 @@ def assert_values(encoded: Encoded | PoolError, *items: Sequence[int]) -> None:
 def piece(rows: int) -> PreparedItem:
     cost, grid = Cost(rows, rows, 1), Grid(1, 1, rows)
     return PreparedItem(Modality.VIDEO, np.zeros(rows, np.uint8), grid, cost, rows, "00", Source("MP4"))
-
-
-async def encoding_first_piece(
-    pool: Pool, shards: list[LocalShard], values: Sequence[int], faults: dict[int, int] | None = None
-) -> asyncio.Task[Encoded]:
-    """A request with one long item whose first piece the shard has begun, and will be at for a while."""
-    task = asyncio.create_task(encode(pool, long_toy(values, {0: SLOW, **(faults or {})})))
-    await until(lambda: shards[0].busy_s > 0)
-    return task
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=30))
@@ -181,9 +171,12 @@ async def test_a_later_image_is_encoded_before_the_last_pieces_of_an_earlier_vid
     packs_in_flight: int,
 ) -> None:
     async with running(long_config(packs_in_flight=packs_in_flight)) as (pool, shards):
-        video = await encoding_first_piece(pool, shards, range(40))
+        video = await encoding(pool, shards, long_toy(range(40)))
         await until(lambda: len(pool.batcher) == 0)  # what has entered is at the shard or in the ring
-        await encode(pool, toy(5))
+        image = asyncio.create_task(encode(pool, toy(5)))
+        await until(lambda: len(pool.batcher) == 1)
+        shards[0].let_go()
+        assert_values(await image, [5])
         assert pool.counters.packs <= packs_in_flight + 2
         assert not video.done()
         assert_values(await video, range(40))
@@ -209,11 +202,12 @@ async def test_an_item_fails_with_its_piece_and_the_rest_of_it_is_not_run(fault:
 
 async def test_a_cancelled_request_takes_its_pieces_along() -> None:
     async with running(long_config(packs_in_flight=1)) as (pool, shards):
-        video = await encoding_first_piece(pool, shards, range(40))
+        video = await encoding(pool, shards, long_toy(range(40)))
         video.cancel()
         with pytest.raises(asyncio.CancelledError):
             await video
         assert pool.admission.tokens == 0
+        shards[0].let_go()
         await encode(pool, toy(2))
         assert pool.counters.items_packed == 2
         assert pool.counters.items_cancelled == 1
@@ -221,9 +215,13 @@ async def test_a_cancelled_request_takes_its_pieces_along() -> None:
 
 
 async def test_a_deadline_ends_the_item_wherever_its_pieces_are() -> None:
-    async with running(long_config(packs_in_flight=1)) as (pool, _):
-        result = await attempt(pool, long_toy(range(40), {0: SLOW}), deadline_s=0.1)
-        assert isinstance(result, DeadlineExceeded)
+    async with running(long_config(packs_in_flight=1)) as (pool, shards):
+        shards[0].hold()
+        video = asyncio.create_task(attempt(pool, long_toy(range(40)), deadline_s=HASTY_S))
+        await until(lambda: shards[0].holds_pack)
+        pass_time(HASTY_S)
+        assert isinstance(await video, DeadlineExceeded)
+        shards[0].let_go()
         await encode(pool, toy(2))
         assert pool.counters.items_packed == 2
         assert (pool.counters.items_expired, pool.counters.items_failed) == (1, 0)
@@ -231,8 +229,9 @@ async def test_a_deadline_ends_the_item_wherever_its_pieces_are() -> None:
 
 async def test_a_shard_that_dies_between_pieces_is_replaced_and_the_item_completed() -> None:
     async with running(long_config(packs_in_flight=1)) as (pool, shards):
-        video = await encoding_first_piece(pool, shards, range(9))
+        video = await encoding(pool, shards, long_toy(range(9)))
         shards[0].is_dead = True
+        shards[0].let_go()
         assert_values(await video, range(9))
         assert len(shards) == 2
         assert pool.counters.items_retried == 1
@@ -240,33 +239,34 @@ async def test_a_shard_that_dies_between_pieces_is_replaced_and_the_item_complet
 
 async def test_every_item_ends_once_whatever_becomes_of_it() -> None:
     rng = random.Random(3)
-    async with running(long_config()) as (pool, _):
-
-        async def one() -> None:
-            values = [rng.randrange(256) for _ in range(rng.randint(1, 20))]
-            faults = {rng.randrange(20): rng.choice([RAISES, NOT_FINITE])} if rng.random() < 0.2 else {}
-            task = asyncio.create_task(attempt(pool, long_toy(values, faults), toy(1)))
-            if rng.random() < 0.3:
-                await asyncio.sleep(rng.random() / 20)
-                task.cancel()
-            done, _ = await asyncio.wait([task], timeout=10)
-            assert done
-
-        await asyncio.gather(*(one() for _ in range(100)))
+    async with running(long_config()) as (pool, shards):
+        storm = Storm(pool, shards[0])
+        for _ in range(3):
+            await storm.gust([Request.drawn([random_video(rng), toy(1)], rng) for _ in range(30)])
+        for request, result in await storm.outcomes():
+            if isinstance(result, Encoded):
+                assert_values(result, *(item[::2] for item in request.items))
         counters = pool.counters
         assert counters.items_ok > counters.items_failed > 0
-        assert counters.items_cancelled > 0
+        assert min(counters.items_cancelled, counters.items_expired) > 0
         await encode(pool, toy(1))
         assert len(pool.batcher) == pool.admission.tokens == pool.admission.bytes == 0
         await pool.check()
+
+
+def random_video(rng: random.Random) -> bytes:
+    values = [rng.randrange(256) for _ in range(rng.randint(1, 20))]
+    faults = {rng.randrange(20): rng.choice([RAISES, NOT_FINITE])} if rng.random() < 0.2 else {}
+    return long_toy(values, faults)
 
 
 async def test_when_the_worker_gives_up_the_item_ends() -> None:
     settings = long_config(packs_in_flight=1)
     settings = settings.model_copy(update={"shard": settings.shard.model_copy(update={"max_restarts": 0})})
     async with running(settings) as (pool, shards):
-        video = await encoding_first_piece(pool, shards, range(40))
+        video = await encoding(pool, shards, long_toy(range(40)))
         shards[0].is_dead = True
+        shards[0].let_go()
         with pytest.raises(Unavailable) as caught:
             await video
         assert caught.value.code == "no_worker"
@@ -274,8 +274,8 @@ async def test_when_the_worker_gives_up_the_item_ends() -> None:
 
 async def test_stopping_ends_an_item_between_its_pieces() -> None:
     async with running(long_config(packs_in_flight=1)) as (pool, shards):
-        video = await encoding_first_piece(pool, shards, range(40))
-    async with asyncio.timeout(5):
+        video = await encoding(pool, shards, long_toy(range(40)))
+    async with asyncio.timeout(60):
         with pytest.raises(Unavailable):
             await video
 

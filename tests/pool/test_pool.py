@@ -24,9 +24,21 @@ from encoder_pool.errors import (
 )
 from encoder_pool.http.service import Encoded
 from encoder_pool.pool.info import memory_entries
-from encoder_pool.pool.messages import GpuMemory, ShardMemory
-from tests.pool.local_pool import assert_rows, attempt, config, encode, encoding_slowly, running, until
-from tests.toy import NOT_FINITE, RAISES, SLOW, TOKENS, UNDECODABLE, ToyAdapter, expected, toy
+from encoder_pool.pool.messages import GpuMemory, ShardMemory, ShardReport
+from tests.pool.local_pool import (
+    HASTY_S,
+    HELD,
+    assert_rows,
+    attempt,
+    config,
+    encode,
+    encoding,
+    pass_time,
+    running,
+    until,
+)
+from tests.pool.local_shard import LocalShard
+from tests.toy import NOT_FINITE, RAISES, TOKENS, UNDECODABLE, ToyAdapter, expected, toy
 
 
 async def test_items_of_one_request_come_back_in_its_order() -> None:
@@ -37,15 +49,17 @@ async def test_items_of_one_request_come_back_in_its_order() -> None:
 
 async def test_requests_at_once_share_packs_and_never_rows() -> None:
     rng = random.Random(0)
-    async with running(config()) as (pool, _):
+    async with running(config()) as (pool, shards):
         requests = [[rng.randrange(256) for _ in range(rng.randint(1, 5))] for _ in range(300)]
-        answers = await asyncio.gather(
-            *(encode(pool, *(toy(value) for value in values)) for values in requests)
-        )
-        for answer, values in zip(answers, requests, strict=True):
-            assert_rows(answer, *values)
+        items = sum(map(len, requests))
+        shards[0].hold()
+        tasks = [asyncio.create_task(encode(pool, *map(toy, values))) for values in requests]
+        await until(lambda: pool.admission.tokens == items * TOKENS)
+        shards[0].let_go()
+        for task, values in zip(tasks, requests, strict=True):
+            assert_rows(await task, *values)
         counters = pool.info()["counters"]
-        assert counters["items_ok"] == counters["items_packed"] == sum(map(len, requests))
+        assert counters["items_ok"] == counters["items_packed"] == items
         assert counters["mean_batch"] > 2
         runs = [*counters["shard"]["replays"].values(), *counters["shard"]["eager"].values()]
         assert sum(run["items"] for run in runs) == counters["items_ok"]
@@ -95,6 +109,25 @@ async def test_a_shard_that_dies_is_replaced_and_its_pack_runs_again() -> None:
         assert pool.info()["workers"][0]["restarts"] == 1
 
 
+async def test_packs_are_planned_for_the_ladder_of_the_shard_that_is_there_now(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    capture = LocalShard.capture
+
+    async def capture_one_rung(shard: LocalShard) -> ShardReport:
+        report = await capture(shard)
+        table = replace(report.table, rung_ms=report.table.rung_ms[:1])
+        return replace(report, ladder=report.ladder[:1], table=table)
+
+    async with running(config()) as (pool, shards):
+        monkeypatch.setattr(LocalShard, "capture", capture_one_rung)
+        shards[0].is_dead = True
+        assert_rows(await encode(pool, toy(1)), 1)
+        packs = pool.counters.packs
+        await encode(pool, *map(toy, range(16)))
+        assert pool.counters.packs == packs + 16
+
+
 async def test_when_the_worker_gives_up_what_waits_ends_and_nothing_new_is_let_in() -> None:
     async with running(config(shard={"max_restarts": 0})) as (pool, shards):
         shards[0].is_dead = True
@@ -110,11 +143,15 @@ async def test_when_the_worker_gives_up_what_waits_ends_and_nothing_new_is_let_i
 
 async def test_a_request_past_its_deadline_ends_and_its_items_are_dropped_from_the_queue() -> None:
     async with running(config(queue={"packs_in_flight": 1})) as (pool, shards):
-        slow = await encoding_slowly(pool, shards)
-        result = await attempt(pool, *(toy(value) for value in range(8)), deadline_s=0.05)
+        slow = await encoding(pool, shards)
+        hasty = asyncio.create_task(attempt(pool, *map(toy, range(8)), deadline_s=HASTY_S))
+        await until(lambda: len(pool.batcher) == 8)
+        pass_time(HASTY_S)
+        result = await hasty
         assert isinstance(result, DeadlineExceeded)
         assert "queue.deadline_s" in result.message
-        assert_rows(await slow, 1)
+        shards[0].let_go()
+        assert_rows(await slow, HELD)
         assert_rows(await encode(pool, toy(5)), 5)
         assert pool.counters.items_packed == 2
         assert (pool.counters.items_expired, pool.counters.items_cancelled) == (8, 0)
@@ -123,13 +160,14 @@ async def test_a_request_past_its_deadline_ends_and_its_items_are_dropped_from_t
 
 async def test_a_cancelled_request_leaves_nothing_behind() -> None:
     async with running(config(queue={"packs_in_flight": 1})) as (pool, shards):
-        slow = await encoding_slowly(pool, shards)
+        slow = await encoding(pool, shards)
         leaver = asyncio.create_task(encode(pool, *(toy(value) for value in range(8))))
         await until(lambda: len(pool.batcher) == 8)
         leaver.cancel()
         with pytest.raises(asyncio.CancelledError):
             await leaver
         assert (pool.admission.requests, pool.admission.tokens) == (1, TOKENS)
+        shards[0].let_go()
         await slow
         await encode(pool, toy(2))
         assert pool.counters.items_packed == 2
@@ -138,19 +176,24 @@ async def test_a_cancelled_request_leaves_nothing_behind() -> None:
 
 async def test_a_second_pack_is_in_the_ring_while_the_first_is_encoded() -> None:
     async with running(config()) as (pool, shards):
-        slow = await encoding_slowly(pool, shards)
+        slow = await encoding(pool, shards)
         second = asyncio.create_task(encode(pool, toy(2)))
         await until(lambda: pool.admission.tokens == 2 * TOKENS and len(pool.batcher) == 0)
         third = asyncio.create_task(encode(pool, toy(3)))
         await until(lambda: len(pool.batcher) == 1)  # two slots are taken, the third request waits
         assert not slow.done()
-        for task, value in ((slow, 1), (second, 2), (third, 3)):
+        shards[0].let_go()
+        for task, value in ((slow, HELD), (second, 2), (third, 3)):
             assert_rows(await task, value)
 
 
 async def test_beyond_the_token_budget_requests_are_refused_and_those_inside_are_served() -> None:
-    async with running(config(queue={"max_tokens": 8 * TOKENS, "packs_in_flight": 1})) as (pool, _):
-        results = await asyncio.gather(*(attempt(pool, toy(value, SLOW)) for value in range(20)))
+    async with running(config(queue={"max_tokens": 8 * TOKENS, "packs_in_flight": 1})) as (pool, shards):
+        shards[0].hold()
+        tasks = [asyncio.create_task(attempt(pool, toy(value))) for value in range(20)]
+        await until(lambda: sum(task.done() for task in tasks) == 12)
+        shards[0].let_go()
+        results = [await task for task in tasks]
         refused = [result for result in results if isinstance(result, Overloaded)]
         assert len(refused) == 12
         assert all(error.retry_after_s and error.retry_after_s >= 1 for error in refused)
@@ -226,11 +269,11 @@ def test_what_a_shard_takes_of_its_gpu_stands_beside_what_it_takes_of_the_host()
 
 async def test_stopping_ends_what_is_queued_with_a_typed_error() -> None:
     async with running(config(queue={"packs_in_flight": 1})) as (pool, shards):
-        tasks = [asyncio.create_task(attempt(pool, toy(value, SLOW))) for value in range(17)]
-        await until(lambda: shards[0].busy_s > 0 and pool.admission.tokens == 17 * TOKENS)
-    done, pending = await asyncio.wait(tasks, timeout=1)
-    assert all(isinstance(task.result(), Unavailable) for task in done)
-    assert not pending
+        shards[0].hold()
+        tasks = [asyncio.create_task(attempt(pool, toy(value))) for value in range(17)]
+        await until(lambda: shards[0].holds_pack and pool.admission.tokens == 17 * TOKENS)
+    await until(lambda: all(task.done() for task in tasks))
+    assert {type(task.result()) for task in tasks} == {Unavailable}
 
 
 async def test_a_fault_of_our_own_in_the_dispatch_ends_the_jobs_and_shows_in_the_health_check() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,7 +29,6 @@ from tests.toy import (
     NOT_FINITE,
     RAISES,
     SLOW,
-    SLOW_S,
     TOKENS,
     WIDTH,
     ToyAdapter,
@@ -136,13 +136,15 @@ def test_packs_of_two_threads_get_their_own_rows(bench: Bench) -> None:
 
 def test_time_is_not_counted_twice_when_packs_overlap() -> None:
     bench = Bench("cpu")
+    started = time.perf_counter()
     try:
         with ThreadPoolExecutor(2) as threads:
             replies = list(threads.map(lambda slot: bench.run(slot, 0, (slot, SLOW)), range(2)))
+        took_s = time.perf_counter() - started
     finally:
         bench.close()
-    # Counted twice, the second would have its own time and the first's: 3 * SLOW_S in all.
-    assert sum(reply.encode_s for reply in replies) < 2.6 * SLOW_S
+    # Counted twice, the second would have its own time and the first's: more than both took together.
+    assert sum(reply.encode_s for reply in replies) <= took_s
     assert sorted(reply.counters.total.items for reply in replies) == [1, 2]
 
 

@@ -59,7 +59,7 @@ def starting(checkpoint: Path) -> subprocess.Popen[str]:
 
 
 def started(child: subprocess.Popen[str]) -> Start:
-    out, err = child.communicate(timeout=120)
+    out, err = child.communicate(timeout=600)
     assert child.returncode == 0, err[-2000:]
     return Start(*json.loads(out))
 
