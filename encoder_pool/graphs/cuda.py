@@ -49,6 +49,13 @@ class CudaRunner(LadderRunner):
         return sum(segment.size for segment in pool_segments(self._pools))
 
     @property
+    def free_bytes(self) -> int:
+        """Of the GPU, and of what torch holds of it for later."""
+        free, _ = torch.cuda.mem_get_info(self._device)
+        held = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+        return free + held - self.pool_bytes
+
+    @property
     def pools(self) -> tuple[_POOL_HANDLE, ...]:
         """The graphs' memory pool; more than one only after a capture that CUDA gave up."""
         return tuple(self._pools)
@@ -86,6 +93,12 @@ class CudaRunner(LadderRunner):
         return {
             key: value if value.is_cuda else value.pin_memory() for key, value in tensors.items()
         } | scalars
+
+    def _peak_bytes(self, work: Replay) -> int:
+        torch.cuda.reset_peak_memory_stats(self._device)
+        before = torch.cuda.memory_allocated(self._device)
+        work()
+        return torch.cuda.max_memory_allocated(self._device) - before
 
     def _record(self, forward: Replay, rows: torch.Tensor) -> Replay:
         """Warmed up already: what compiles, tunes or loads itself on its first call has done so."""
