@@ -94,8 +94,9 @@ class LadderConfig(Section):
     """The budgets the tower is captured for, in the adapter's unit (images, windows, tokens).
 
     Either `budgets`, or `min` and `max`: powers of two from min to max, or a geometric ladder when
-    `rungs_per_octave` is given. Without `budgets` and `max` the shard finds the largest budget when it starts:
-    the least of what memory beside `reserve_bytes` holds, what takes `max_pack_ms`, and the largest item.
+    `rungs_per_octave` is given. Without `budgets` and `max` the shard finds the largest budget when it
+    starts: the least of what memory beside `reserve_bytes` holds, what takes `max_pack_ms`, and the largest
+    item.
     """
 
     min: Positive | None = Field(
@@ -105,7 +106,8 @@ class LadderConfig(Section):
         None, description="Largest budget; always a rung. Unset: found by measuring when the shard starts."
     )
     rungs_per_octave: Annotated[int, Field(ge=1, le=16)] | None = Field(
-        None, description="Budgets between two powers of two; unset gives powers of two, or 4 where max is unset."
+        None,
+        description="Budgets between two powers of two; unset gives powers of two, or 4 where max is unset.",
     )
     budgets: tuple[Positive, ...] | None = Field(None, description="The budgets themselves, ascending.")
     longest_tiers: tuple[Positive, ...] | None = Field(

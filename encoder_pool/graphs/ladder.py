@@ -20,7 +20,7 @@ OCTAVES = 8
 RUNGS_PER_OCTAVE = 4
 """Of a ladder without numbers: of a lone item's rung 8 % is unused on average."""
 LONGEST_TIERS = (1024, 4096)
-"""Of a ladder without numbers, where kernels care: images of up to half a megapixel a side, which are most."""
+"""Of a ladder without numbers, where kernels care: images up to 448 and 896 pixels a side, which are most."""
 
 
 class NotCaptured(NamedTuple):
@@ -78,7 +78,7 @@ def _tiers(widest: Rung, tiers: Sequence[int]) -> list[Rung]:
     unit = widest.capacity.patch_rows // widest.capacity.out_rows
     if tiers and min(tiers) < unit:
         raise ValueError(
-            f"ladder.longest_tiers holds {min(tiers)}, and no segment has fewer than the {unit} patch rows of "
+            f"ladder.longest_tiers holds {min(tiers)}; no segment has fewer patch rows than the {unit} of "
             "one output row"
         )
     shorter = sorted({tier for tier in tiers if tier < longest})

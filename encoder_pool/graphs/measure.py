@@ -1,10 +1,10 @@
 """How long every rung takes, and eager: the cost table that the planner works with.
 
-A rung's time is that of its replay alone, on what capture left in it; what the host does for a pack meanwhile
-lies beside the pack before. Eager, where the host sets the pace, is timed whole, at the smallest and at the
-largest size. Round after round all of them run once, so that their noise is alike, and the fastest run of each
-counts; then noise that is left is taken out where it contradicts what is known: of two rungs of one tier the larger
-is not cheaper. Run once after capture. Knows no model, and no clock but the one it is handed.
+A rung's time is that of its replay alone, on what capture left in it; what the host does for a pack lies
+beside the pack before. Eager, where the host sets the pace, is timed whole, at the smallest and at the
+largest size. Round after round all of them run once, so that their noise is alike, and the fastest run of
+each counts. Noise that is left is taken out where it contradicts what is known: of two rungs of one tier
+the larger is not cheaper. Run once after capture. Knows no model, and no clock but the one it is handed.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ ROUNDS = 20
 """Runs of a shape at most. The fastest counts: whatever else the machine does only ever adds."""
 
 BUDGET_S = 4.0
-"""No further round is begun that would, going by those before it, end after this time. The first always is: it
-takes no longer than the capture's warm-up did.
+"""No further round is begun that would, going by those before it, end after this time. The first one always
+is: it takes no longer than the capture's warm-up did.
 """
 
 EAGER_HEADROOM = 1.1

@@ -1,9 +1,9 @@
 """How far up a ladder without numbers goes: to what memory and a pack's time allow, found by trying.
 
-The tower is run at one size an octave, smallest first; what the next one takes is read off the last two, so that
-nothing is run that is known to be too much. Only what grows with the rows counts: what eager spends on
-launching, a captured rung does not. That is an estimate, which is verified on the captured rungs by whoever
-captures them. Imports no torch.
+The tower is run at one size an octave, smallest first; what the next one takes is read off the last two, so
+that nothing is run that is known to be too much. Only what grows with the rows counts: what eager spends on
+launching, a captured rung does not. That is an estimate, which whoever captures the rungs verifies. Imports
+no torch.
 """
 
 from __future__ import annotations
@@ -99,7 +99,9 @@ class _Growth(NamedTuple):
             why = f"about {needed / MIB:.0f} MiB; {have:.0f} MiB are free beside ladder.reserve_bytes"
             return _Reason(why, is_memory=True)
         if (ms := rows * self.row_ms) > bounds.max_pack_ms:
-            return _Reason(f"about {ms:.0f} ms; ladder.max_pack_ms is {bounds.max_pack_ms:g}", is_memory=False)
+            return _Reason(
+                f"about {ms:.0f} ms; ladder.max_pack_ms is {bounds.max_pack_ms:g}", is_memory=False
+            )
         return None
 
 

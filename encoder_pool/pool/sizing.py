@@ -1,8 +1,8 @@
 """From a configuration and its adapter to numbers: the ladder, the largest item, the bytes of a ring slot.
 
 Pure arithmetic, so that `encoder-pool plan` can show it before anything is started. Of a ladder without
-numbers it is the most that may be captured: the ring has room for that, and items up to it are let in, for what
-the shard then finds to be beyond its rungs runs without one.
+numbers it is the most that may be captured: the ring has room for that, and items up to it are let in, for
+what the shard then finds to be beyond its rungs runs without one.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ def _with_numbers(config: PoolConfig, adapter: Adapter) -> LadderConfig:
         return config.ladder
     if not isinstance(adapter, BoundsItems):
         raise ValueError(
-            f"ladder needs 'min' and 'max', or 'budgets': model.adapter '{config.model.adapter}' does not say "
-            "how large an item can be"
+            f"ladder needs 'min' and 'max', or 'budgets': model.adapter '{config.model.adapter}' does not "
+            "say how large an item can be"
         )
     largest = adapter.largest(config.limits)
     tokens = adapter.capacity(largest).out_rows

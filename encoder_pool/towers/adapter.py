@@ -83,10 +83,7 @@ class BoundsItems(Protocol):
     """An adapter that knows how large an item can be. Others need a ladder with numbers."""
 
     def largest(self, limits: LimitsConfig) -> int:
-        """The budget of the largest item, or, where all items are small, of a request of as many as it may have.
-
-        A rung beyond it would hold nothing that this one does not.
-        """
+        """The budget of the largest item, or, if that is more, of as many as a request may have."""
         ...
 
 

@@ -122,7 +122,7 @@ def masked_rows(
     offsets: torch.Tensor,
     scale: float,
 ) -> torch.Tensor:
-    """`masked` of some rows: (N,) int32 -> (N, H, D). query is (N, H, D) of these rows; key and value of all."""
+    """`masked` of some rows: (N,) -> (N, H, D). The query is (N, H, D) of these, key and value are of all."""
     every = torch.arange(len(key), device=key.device, dtype=offsets.dtype)
     asking, asked = (torch.bucketize(each, offsets[1:], right=True) for each in (rows, every))
     mask = asking[:, None] == asked[None, :]

@@ -189,7 +189,7 @@ class KimiRules:
 
 
 def _most_units(image: QwenImageConfig, video: QwenVideoConfig, frames: int) -> MostUnits:
-    """`frames` is how many share the pixels of a video at least. A strip has a unit a side, whatever the bound."""
+    """`frames` share the pixels of a video at least. A strip has a unit a side, whatever the bound."""
     image_unit, video_unit = ((config.patch_size * config.merge_size) ** 2 for config in (image, video))
     frame_pixels = max(video.pixels_at_most, int(video.pixels_at_least * _LEAST_SHARE))
     return MostUnits(

@@ -1,11 +1,11 @@
 """Chooses the attention kernel of a GPU by measuring, for every rung and each kind of its segments.
 
-Before a rung is warmed up, all candidates run on random heads of its rows, in its very segments, and the fastest
-is kept. They are timed in turns, so that a slow moment falls on all, each as a recording of many calls, so that
-microseconds can be told apart. Heads may be widened by zeros where a kernel runs faster so: what that costs is
-timed with it. A candidate that raises, or whose numbers are not those of `masked`, is left out, whatever broke
-it. Eager runs, which come in any shape, have what was chosen for the nearest rung: nothing is measured in a
-request. Knows no tower.
+Before a rung is warmed up, all candidates run on random heads of its rows, in its very segments, and the
+fastest is kept. They are timed in turns, so that a slow moment falls on all, each as a recording of many
+calls, so that microseconds can be told apart. Heads may be widened by zeros where a kernel runs faster so:
+what that costs is timed with it. A candidate that raises, or whose numbers are not those of `masked`, is
+left out, whatever broke it. Eager runs, which come in any shape, have what was chosen for the nearest rung:
+nothing is measured in a request. Knows no tower.
 """
 
 from __future__ import annotations
@@ -152,7 +152,9 @@ class MeasuredAttention:
                 try:
                     sample.check(run())
                     replay_us = _recorded(run, ceil(RECORDED_ROWS / shape.rows))
-                except Exception as error:  # Whatever a kernel raises, this GPU or these heads are not for it.
+                except (
+                    Exception
+                ) as error:  # Whatever a kernel raises, this GPU or these heads are not for it.
                     failures.append(f"{name}, heads of {width}: {error}")
                     logger.warning("an attention kernel is not used for %s; %s", shape, failures[-1])
                 else:
@@ -198,7 +200,7 @@ class _Sample(NamedTuple):
 
 
 def least_us(replays: Sequence[Callable[[], float]], budget_s: float) -> list[float]:
-    """The least that each takes, round by round and every other round backwards, for about so many seconds."""
+    """The least that each takes, in rounds, every other one backwards, for about so many seconds."""
     least = [inf] * len(replays)
     ends_at = time.perf_counter() + budget_s
     for number in range(MOST_ROUNDS):
