@@ -53,7 +53,7 @@ class CudaRunner(LadderRunner):
         """Of the GPU, and of what torch holds of it for later."""
         free, _ = torch.cuda.mem_get_info(self._device)
         held = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
-        return free + held - self.pool_bytes
+        return free + max(0, held - self.pool_bytes)
 
     @property
     def pools(self) -> tuple[_POOL_HANDLE, ...]:
@@ -63,6 +63,11 @@ class CudaRunner(LadderRunner):
     def static_tensors(self) -> tuple[torch.Tensor, ...]:
         """What captured shapes share with their callers: inputs, metadata, and the rows of the last run."""
         return super().static_tensors() + (() if self._output is None else (self._output,))
+
+    def keep(self, count: int) -> None:
+        """See LadderRunner. The pool stays as large as it is until the next capture."""
+        super().keep(count)
+        self.rung_bytes = self.rung_bytes[:count]
 
     def capture(self, progress: Progress) -> None:
         """See Runner. Call it on the thread that replays; other threads may use the device meanwhile."""

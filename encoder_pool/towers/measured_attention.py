@@ -37,7 +37,7 @@ CHECKED_SCORES = 1 << 23
 """Scores of a head that `masked` makes to compare with: all rows of a small shape, some of a large one."""
 LEAST_CHECKED = 64
 """Rows that are compared at least."""
-RECORDED_ROWS = 16384
+RECORDED_ROWS, MOST_CALLS = 16384, 64
 """A recording has as many calls as make so many rows: a tenth of a millisecond, beside which its start is
 nothing.
 """
@@ -151,7 +151,7 @@ class MeasuredAttention:
                 run = partial(self._attend, name, heads, angles, offsets, shape.longest, width)
                 try:
                     sample.check(run())
-                    replay_us = _recorded(run, ceil(RECORDED_ROWS / shape.rows))
+                    replay_us = _recorded(run, min(MOST_CALLS, ceil(RECORDED_ROWS / shape.rows)))
                 except (
                     Exception
                 ) as error:  # Whatever a kernel raises, this GPU or these heads are not for it.

@@ -185,7 +185,7 @@ def test_what_failed_is_told_of_the_last_capture() -> None:
     assert runner.failed == (NotCaptured(LADDER[0], "out of memory"), NotCaptured(LADDER[2], "out of memory"))
     runner.ask(LADDER[1:2])
     runner.capture(lambda done, total: None)
-    assert runner.failed == ()
+    assert not runner.failed
     assert runner.ladder == LADDER[1:2]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,9 @@ import torch
 
 from encoder_pool.config import PoolConfig
 from encoder_pool.core import Rung
+from encoder_pool.graphs.measure import measure
 from encoder_pool.graphs.reach import Probe
 from encoder_pool.graphs.runner import CpuRunner, Replay
-from encoder_pool.pool import bring_up as module
 from encoder_pool.pool.bring_up import BroughtUp, bring_up
 from encoder_pool.pool.measured import Card, Subject, load
 from encoder_pool.pool.messages import Phase
@@ -29,7 +29,7 @@ GIB = 1 << 30
 
 
 class TimedTower(TunedTower):
-    """Takes 20 ms a row of output, on a clock of its own, so that few rounds are measured; fails at some sizes, in patch rows."""
+    """Takes 20 ms a row of output, on a clock of its own, so that rounds are few; fails at some sizes."""
 
     def __init__(self, *failing_rows: int) -> None:
         super().__init__()
@@ -97,13 +97,12 @@ def _folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Rungs of each ladder that was measured."""
     counts: list[int] = []
-    measure: Callable[..., Any] = module.measure
 
     def watched(runner: CpuRunner, *others: Any) -> Any:
         counts.append(len(runner.ladder))
         return measure(runner, *others)
 
-    monkeypatch.setattr(module, "measure", watched)
+    monkeypatch.setattr("encoder_pool.pool.bring_up.measure", watched)
     return counts
 
 
