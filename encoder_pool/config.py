@@ -113,8 +113,7 @@ class LadderConfig(Section):
     longest_tiers: tuple[Positive, ...] | None = Field(
         None,
         description="Longest attention segments, in patch rows, that every budget is captured for beside its "
-        "own: attention kernels run faster where they know that no segment is longer. Unset gives none, or "
-        "1024 and 4096 where max is unset and the tower runs on a GPU.",
+        "own, for faster kernels. Unset: none, or 1024 and 4096 on a GPU where max is unset.",
     )
     eager_max: Positive | None = Field(
         None,
@@ -123,13 +122,12 @@ class LadderConfig(Section):
     )
     max_pack_ms: Annotated[float, Field(gt=0)] = Field(
         60.0,
-        description="Where max is unset, no rung takes longer than these milliseconds: what arrives behind "
-        "a pack waits for all of it.",
+        description="Where max is unset, no rung takes longer: what comes behind a pack waits for all of it.",
     )
     reserve_bytes: Annotated[int, Field(ge=0)] = Field(
         1024 * MIB,
-        description="Where max is unset, memory of the device that captured rungs leave free, for what runs "
-        "without a rung and for other processes.",
+        description="Where max is unset, memory of the device that captured rungs leave to others, and to "
+        "what runs without a rung.",
     )
 
     @property

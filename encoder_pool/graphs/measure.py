@@ -10,6 +10,7 @@ the larger is not cheaper. Run once after capture. Knows no model, and no clock 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
@@ -49,19 +50,24 @@ class _Shape(NamedTuple):
 
 
 def measure(
-    runner: Runner, tower: Tower, clock: Callable[[], float], budget_s: float = BUDGET_S
+    runner: Runner,
+    tower: Tower,
+    clock: Callable[[], float],
+    budget_s: float = BUDGET_S,
+    wall: Callable[[], float] = time.perf_counter,
 ) -> CostTable:
     """Time the captured rungs, of which there is at least one, and eager.
 
     The runner's counters start at zero afterwards.
 
     clock  seconds, from any origin; on a CPU the process's own time leaves other processes out
+    wall   seconds that somebody waits, of which `budget_s` are to be spent
     """
     ladder = runner.ladder
     largest = _largest_eager(runner, tower)
     shapes = [_Shape(position, is_eager=False) for position in range(len(ladder))]
     eager = [_Shape(position, is_eager=True) for position in dict.fromkeys((0, largest))]
-    least_ms = _least_ms(runner, tower, clock, [*shapes, *eager], budget_s)
+    least_ms = _least_ms(runner, tower, clock, [*shapes, *eager], budget_s, wall)
     fixed_ms, row_ms = _line(
         few=(ladder[0].capacity.patch_rows, least_ms[eager[0]]),
         many=(ladder[largest].capacity.patch_rows, least_ms[eager[-1]]),
@@ -128,15 +134,20 @@ def _largest_eager(runner: Runner, tower: Tower) -> int:
 
 
 def _least_ms(
-    runner: Runner, tower: Tower, clock: Callable[[], float], shapes: list[_Shape], budget_s: float
+    runner: Runner,
+    tower: Tower,
+    clock: Callable[[], float],
+    shapes: list[_Shape],
+    budget_s: float,
+    wall: Callable[[], float],
 ) -> dict[_Shape, float]:
     """Round after round over all shapes, as many rounds as the time allows."""
     least_ms = dict.fromkeys(shapes, inf)
-    started = clock()
+    started = wall()
     for done in range(1, ROUNDS + 1):
         for shape in shapes:
             least_ms[shape] = min(least_ms[shape], _run_ms(runner, tower, clock, shape))
-        if (clock() - started) * (done + 1) / done > budget_s:
+        if (wall() - started) * (done + 1) / done > budget_s:
             break
     return least_ms
 

@@ -74,7 +74,7 @@ LADDER = dense_ladder(1, 2, 4)
 
 def test_every_rung_is_timed_and_the_fastest_run_counts() -> None:
     runner = TimedRunner(LADDER, lambda rows: 0.010 + 0.002 * rows)
-    table = measure(runner, DenseTower(), runner.clock, budget_s=1e9)
+    table = measure(runner, DenseTower(), runner.clock, budget_s=1e9, wall=runner.clock)
     assert table.rung_ms == pytest.approx((1.0, 2.0, 3.0))
     assert table.pack_ms == pytest.approx(1.0 * PACK_SHARE)
     assert [runner.runs.count(position) for position in range(3)] == [ROUNDS] * 3
@@ -84,7 +84,7 @@ def test_every_rung_is_timed_and_the_fastest_run_counts() -> None:
 def test_rounds_are_equal_and_as_many_as_the_time_allows() -> None:
     """A round takes 6 ms of replays and 16 ms of eager; hiccups of 50 ms come to a seventh of the runs."""
     runner = TimedRunner(LADDER, lambda rows: 0.008)
-    measure(runner, DenseTower(), runner.clock, budget_s=0.4)
+    measure(runner, DenseTower(), runner.clock, budget_s=0.4, wall=runner.clock)
     rounds = runner.runs.count(0)
     assert 3 <= rounds < ROUNDS
     assert [runner.runs.count(position) for position in range(3)] == [rounds] * 3
@@ -93,7 +93,7 @@ def test_rounds_are_equal_and_as_many_as_the_time_allows() -> None:
 
 def test_eager_is_a_line_through_two_sizes_with_headroom() -> None:
     runner = TimedRunner(LADDER, lambda rows: 0.010 + 0.002 * rows)
-    table = measure(runner, DenseTower(), runner.clock)
+    table = measure(runner, DenseTower(), runner.clock, wall=runner.clock)
     assert table.eager_fixed_ms == pytest.approx(10 * EAGER_HEADROOM)
     assert table.eager_row_ms == pytest.approx(2 * EAGER_HEADROOM)
     sizes = {run[1] for run in runner.runs if isinstance(run, tuple)}
@@ -102,7 +102,7 @@ def test_eager_is_a_line_through_two_sizes_with_headroom() -> None:
 
 def test_eager_that_grows_faster_than_its_rows_has_no_negative_fixed_cost() -> None:
     runner = TimedRunner(LADDER, lambda rows: 0.001 * rows**2)
-    table = measure(runner, DenseTower(), runner.clock)
+    table = measure(runner, DenseTower(), runner.clock, wall=runner.clock)
     assert table.eager_fixed_ms == 0
     assert table.eager_row_ms == pytest.approx(12 * EAGER_HEADROOM)
 
@@ -110,7 +110,7 @@ def test_eager_that_grows_faster_than_its_rows_has_no_negative_fixed_cost() -> N
 @pytest.mark.parametrize("ladder", [dense_ladder(2), LADDER])
 def test_eager_that_does_not_grow_is_a_fixed_cost(ladder: tuple[Rung, ...]) -> None:
     runner = TimedRunner(ladder, lambda rows: 0.020)
-    table = measure(runner, DenseTower(), runner.clock)
+    table = measure(runner, DenseTower(), runner.clock, wall=runner.clock)
     assert table.eager_fixed_ms == pytest.approx(20 * EAGER_HEADROOM)
     assert table.eager_row_ms == 0
 
@@ -120,7 +120,7 @@ def test_eager_that_does_not_fit_beside_what_is_captured_is_timed_at_a_smaller_s
 ) -> None:
     runner = TimedRunner(LADDER, lambda rows: 0.010 + 0.002 * rows, most_eager_rows=6)
     with caplog.at_level(logging.WARNING):
-        table = measure(runner, DenseTower(), runner.clock)
+        table = measure(runner, DenseTower(), runner.clock, wall=runner.clock)
     assert [record.message for record in caplog.records] == ["eager is not timed at budget 4: out of memory"]
     assert table.eager_fixed_ms == pytest.approx(10 * EAGER_HEADROOM)
     assert table.eager_row_ms == pytest.approx(2 * EAGER_HEADROOM)
@@ -128,7 +128,7 @@ def test_eager_that_does_not_fit_beside_what_is_captured_is_timed_at_a_smaller_s
 
 def test_a_slow_tower_is_measured_once() -> None:
     runner = TimedRunner(LADDER, lambda rows: 3.0)
-    measure(runner, DenseTower(), runner.clock)
+    measure(runner, DenseTower(), runner.clock, wall=runner.clock)
     kinds = [run if isinstance(run, int) else run[0] for run in runner.runs]
     assert kinds == [EAGER, 0, 1, 2, EAGER, EAGER]
 

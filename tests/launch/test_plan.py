@@ -20,7 +20,7 @@ from encoder_pool.launch.plan import (
 )
 from encoder_pool.pool.sizing import size_pool
 from encoder_pool.weights import ensure
-from tests.launch.toy_service import toy_args, toy_document, toy_entry, write
+from tests.launch.toy_service import keep, toy_args, toy_document, toy_entry, write
 from tests.toy import TOKENS, WIDTH, ToyAdapter
 
 TINY_WEIGHTS = 1_335_328
@@ -159,6 +159,21 @@ def test_dummy_weights_need_no_files(tmp_path: Path) -> None:
     assert planned(tmp_path, model=model).sizing.ladder
     with pytest.raises(ValueError, match=r"model\.safetensors: No such file"):
         planned(tmp_path, model={**model, "load_format": "safetensors"})
+
+
+def test_a_plan_has_what_an_earlier_start_of_the_configuration_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENCODER_POOL_MEASURED", str(tmp_path / "measured"))
+    assumed = planned(tmp_path, ladder={"min": 1, "max": 8})
+    assert assumed.measured is None
+    measured = keep(assumed.config, captured=2)
+    known = planned(tmp_path, ladder={"min": 1, "max": 8})
+    assert known.measured == measured
+    assert known.sizing == assumed.sizing
+    assert known.static_bytes < assumed.static_bytes
+    assert known.padding != assumed.padding
+    assert planned(tmp_path, ladder={"min": 1, "max": 8}, shard={"threads": 2}).measured is None
 
 
 def test_a_plan_shows_padding_for_short_and_long_queues(tmp_path: Path) -> None:

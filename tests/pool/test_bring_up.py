@@ -29,7 +29,7 @@ GIB = 1 << 30
 
 
 class TimedTower(TunedTower):
-    """Takes 20 ms a row of output, on a clock of its own, so that rounds are few; fails at some sizes."""
+    """Takes 20 ms a row of output, on a clock of its own; fails at some sizes, in patch rows."""
 
     def __init__(self, *failing_rows: int) -> None:
         super().__init__()
@@ -89,8 +89,9 @@ class Starts:
 
 
 @pytest.fixture(autouse=True)
-def _folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _alone_and_quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ENCODER_POOL_MEASURED", str(tmp_path))
+    monkeypatch.setattr("encoder_pool.graphs.measure.ROUNDS", 1)
 
 
 @pytest.fixture
