@@ -218,7 +218,7 @@ class ShardConfig(Section):
     threads: Positive = Field(1, description="Threads the tower computes with on a CPU.")
     load_timeout_s: Seconds = Field(300.0, description="Loading the weights may take this long.")
     capture_timeout_s: Seconds = Field(
-        300.0, description="Warming up and capturing the ladder may take this long."
+        300.0, description="Finding, capturing and timing the ladder may take this long."
     )
     pack_timeout_s: Seconds = Field(
         60.0,
