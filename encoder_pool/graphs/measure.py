@@ -33,6 +33,9 @@ BUDGET_S = 4.0
 is: it takes no longer than the capture's warm-up did.
 """
 
+SMALL = 8
+"""A rung is small beside one of so many times its rows: all small ones take an eighth of a round."""
+
 EAGER_HEADROOM = 1.1
 """Eager is entered dearer than it measured: its line is a guess between two points, a rung's time is not."""
 
@@ -64,6 +67,7 @@ def measure(
     wall   seconds that somebody waits, of which `budget_s` are to be spent
     """
     ladder = runner.ladder
+    _run_small(runner)
     largest = _largest_eager(runner, tower)
     shapes = [_Shape(position, is_eager=False) for position in range(len(ladder))]
     eager = [_Shape(position, is_eager=True) for position in dict.fromkeys((0, largest))]
@@ -113,6 +117,18 @@ def _isotonic(values: Sequence[float]) -> list[float]:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
+
+
+def _run_small(runner: Runner) -> None:
+    """Replay once what is small beside the largest rung: a device is slower at it the first time.
+
+    Where there is time for one round only, that would show in small rungs alone.
+    """
+    largest = runner.ladder[-1].capacity.patch_rows
+    with torch.inference_mode():
+        for position, rung in enumerate(runner.ladder):
+            if rung.capacity.patch_rows * SMALL <= largest:
+                runner.recording(position)()
 
 
 def _largest_eager(runner: Runner, tower: Tower) -> int:

@@ -173,3 +173,10 @@ def test_smoothed_times_are_positive_and_rise_within_every_tier(times: list[floa
         assert all(lower <= upper * (1 + 1e-9) for lower, upper in pairwise([smooth[each] for each in tier]))
         assert sum(smooth[each] for each in tier) == pytest.approx(sum(times[each] for each in tier))
     assert min(smooth) > 0
+
+
+def test_small_rungs_have_run_before_they_are_timed() -> None:
+    runner = TimedRunner(dense_ladder(1, 2, 16), lambda rows: 3.0)
+    measure(runner, DenseTower(), runner.clock, wall=runner.clock)
+    kinds = [run if isinstance(run, int) else run[0] for run in runner.runs]
+    assert kinds == [0, 1, EAGER, 0, 1, 2, EAGER, EAGER]

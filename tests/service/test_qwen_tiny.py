@@ -138,7 +138,7 @@ def test_the_ladder_that_the_shard_found_and_the_phases_of_its_start_are_told(qw
     assert info["ladder"]["rungs"][-1]["budget"] == info["ladder"]["largest_item"]["out_rows"] == 256
     assert info["ladder"]["not_captured"] == []
     times = [rung["ms"] for rung in info["ladder"]["rungs"]]
-    assert 0 < times[0]
+    assert times[0] > 0
     assert times == sorted(times)
     phases = info["workers"][0]["start_s"]
     assert {"loading weights", "capturing", "tuning"} <= set(phases)
