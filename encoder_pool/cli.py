@@ -62,7 +62,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_service_options(serve)
     serve.set_defaults(run=_serve)
 
-    plan = commands.add_parser("plan", help="show ladder, memory and padding of a file; starts nothing")
+    plan = commands.add_parser(
+        "plan", help="show ladder, times, memory and padding of a file; starts nothing"
+    )
     plan.add_argument("file", type=Path)
     plan.set_defaults(run=_plan)
 
@@ -180,10 +182,9 @@ def _plan(arguments: argparse.Namespace) -> int:
     plans = _plans(service)
     for application, plan in zip(service.applications, plans, strict=True):
         out.print(plan_table(application.name, plan))
-    found = problems(service, plans, Host.this())
-    for problem in found:
-        _complain(problem)
-    return 2 if found else 0
+    for problem in problems(service, plans, Host.this()):
+        _complain(f"it cannot start here: {problem}")
+    return 0
 
 
 def _config(arguments: argparse.Namespace) -> int:

@@ -94,25 +94,46 @@ class LadderConfig(Section):
     """The budgets the tower is captured for, in the adapter's unit (images, windows, tokens).
 
     Either `budgets`, or `min` and `max`: powers of two from min to max, or a geometric ladder when
-    `rungs_per_octave` is given.
+    `rungs_per_octave` is given. Without `budgets` and `max` the shard finds the largest budget when it
+    starts: the least of what memory beside `reserve_bytes` holds, what takes `max_pack_ms`, and the largest
+    item.
     """
 
-    min: Positive | None = Field(None, description="Smallest budget.")
-    max: Positive | None = Field(None, description="Largest budget; always a rung.")
+    min: Positive | None = Field(
+        None, description="Smallest budget. Unset, where max is: a 256th of the largest item."
+    )
+    max: Positive | None = Field(
+        None, description="Largest budget; always a rung. Unset: found by measuring when the shard starts."
+    )
     rungs_per_octave: Annotated[int, Field(ge=1, le=16)] | None = Field(
-        None, description="Budgets between two powers of two; unset gives powers of two."
+        None,
+        description="Budgets between two powers of two; unset gives powers of two, or 4 where max is unset.",
     )
     budgets: tuple[Positive, ...] | None = Field(None, description="The budgets themselves, ascending.")
     longest_tiers: tuple[Positive, ...] | None = Field(
         None,
         description="Longest attention segments, in patch rows, that every budget is captured for beside its "
-        "own: attention kernels run faster where they know that no segment is longer.",
+        "own, for faster kernels. Unset: none, or 1024 and 4096 on a GPU where max is unset.",
     )
     eager_max: Positive | None = Field(
         None,
         description="Largest item, or piece of a video, that is encoded at all; above the largest budget it "
-        "runs without a rung. Unset: the largest budget.",
+        "runs without a rung. Unset: the largest budget, or the largest item where max is unset.",
     )
+    max_pack_ms: Annotated[float, Field(gt=0)] = Field(
+        60.0,
+        description="Where max is unset, no rung takes longer: what comes behind a pack waits for all of it.",
+    )
+    reserve_bytes: Annotated[int, Field(ge=0)] = Field(
+        1024 * MIB,
+        description="Where max is unset, memory of the device that captured rungs leave to others, and to "
+        "what runs without a rung.",
+    )
+
+    @property
+    def is_automatic(self) -> bool:
+        """Whether the largest budget is found when the shard starts."""
+        return self.max is None and self.budgets is None
 
     @model_validator(mode="after")
     def _range_or_list(self) -> LadderConfig:
@@ -124,8 +145,8 @@ class LadderConfig(Section):
                 )
             if not self.budgets:
                 raise ValueError("ladder.budgets is empty")
-        elif self.min is None or self.max is None:
-            raise ValueError("ladder needs 'min' and 'max', or 'budgets'")
+        elif self.max is not None and self.min is None:
+            raise ValueError("ladder needs 'min' beside 'max'; without both its numbers are chosen")
         return self
 
 
@@ -197,7 +218,7 @@ class ShardConfig(Section):
     threads: Positive = Field(1, description="Threads the tower computes with on a CPU.")
     load_timeout_s: Seconds = Field(300.0, description="Loading the weights may take this long.")
     capture_timeout_s: Seconds = Field(
-        300.0, description="Warming up and capturing the ladder may take this long."
+        300.0, description="Finding, capturing and timing the ladder may take this long."
     )
     pack_timeout_s: Seconds = Field(
         60.0,
@@ -245,7 +266,7 @@ class PoolConfig(Section):
     """One model's pool: the `args` of its Serve application."""
 
     model: ModelConfig
-    ladder: LadderConfig
+    ladder: LadderConfig = LadderConfig()
     queue: QueueConfig = QueueConfig()
     limits: LimitsConfig = LimitsConfig()
     cache: CacheConfig = CacheConfig()

@@ -31,6 +31,14 @@ def _lateness(item: pytest.Item) -> int:
     return 2 if is_shared else item.get_closest_marker("service") is not None
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _measured_here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What tests measure is neither kept for services nor taken from them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ENCODER_POOL_MEASURED", str(tmp_path_factory.mktemp("measured")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def demo() -> Iterator[Service]:
     """The default service, started once for all tests that only ask it things."""

@@ -197,7 +197,7 @@ def test_a_file_for_a_gpu_ends_at_once_where_there_is_none_and_names_one_that_ru
     assert "this host has none" in message
     other = "serve_configs/qwen-tiny.yaml"
     assert other in message
-    assert encoder_pool("plan", ROOT / other).status in (0, 2)  # 2 where another service has its port
+    assert encoder_pool("plan", ROOT / other).status == 0
 
 
 def test_all_that_the_host_lacks_is_told_at_once(tmp_path: Path) -> None:
@@ -253,9 +253,22 @@ def test_a_plan_of_a_service_that_this_host_cannot_run_is_shown_and_the_reason_t
     entry = toy_entry(tmp_path, shard={"cpus": 10_000})
     document = toy_document(tmp_path, entry, port=free_port())
     ended = encoder_pool("plan", write(tmp_path, document))
-    assert ended.status == 2
+    assert ended.status == 0
     assert "largest item 12 tokens" in ended.out
+    assert "it cannot start here: " in ended.err
     assert "shard.cpus" in ended.err
+
+
+def test_a_plan_for_a_gpu_is_shown_where_there_is_none_and_says_that_its_times_are_assumed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    ended = encoder_pool("plan", ROOT / "serve_configs" / "qwen.yaml")
+    assert ended.status == 0
+    assert "qwen: qwen2.5-vl-7b" in ended.out
+    assert "times assumed" in ended.out
+    assert "it cannot start here: " in ended.err
+    assert "this host has none" in ended.err
 
 
 def test_the_configuration_is_listed_with_every_key() -> None:

@@ -29,13 +29,18 @@ SECTIONS = [
     for kind in vars(config).values()
     if isinstance(kind, type) and issubclass(kind, Section) and kind is not Section
 ]
-MAY_BE_ZERO = {(ShardConfig, "max_restarts"), (ScalingConfig, "upscale_delay_s"), (CacheConfig, "max_bytes")}
+MAY_BE_ZERO = {
+    (ShardConfig, "max_restarts"),
+    (ScalingConfig, "upscale_delay_s"),
+    (CacheConfig, "max_bytes"),
+    (LadderConfig, "reserve_bytes"),
+}
 
 
 def document(**sections: Any) -> dict[str, Any]:
     """The shortest valid configuration, and these sections."""
     model = {"name": "toy", "adapter": "dinov2", "checkpoint": "builtin:vit-s14"}
-    return {"model": model, "ladder": {"min": 1, "max": 4}, **sections}
+    return {"model": model, **sections}
 
 
 def required(section: type[Section]) -> dict[str, Any]:
@@ -134,18 +139,16 @@ def test_defaults_stand_here_only() -> None:
     assert not made
 
 
-def test_model_and_ladder_have_no_default() -> None:
+def test_the_model_alone_has_no_default() -> None:
     message = complaint({})
     assert "model\n  Field required" in message
-    assert "ladder\n  Field required" in message
+    assert message.count("Field required") == 1
 
 
 @pytest.mark.parametrize(
     ("sections", "parts"),
     [
-        ({"ladder": {"min": 1}}, ["ladder needs 'min' and 'max', or 'budgets'"]),
-        ({"ladder": {"max": 1}}, ["ladder needs 'min' and 'max', or 'budgets'"]),
-        ({"ladder": {}}, ["ladder needs 'min' and 'max', or 'budgets'"]),
+        ({"ladder": {"max": 1}}, ["ladder needs 'min' beside 'max'", "without both"]),
         ({"ladder": {"budgets": [1], "min": 1}}, ["'budgets'", "'min'", "'max'", "not both"]),
         (
             {"ladder": {"budgets": [1], "rungs_per_octave": 2}},
@@ -169,9 +172,26 @@ def test_keys_that_contradict_each_other_are_named(sections: dict[str, Any], par
     "ladder", [{"min": 1, "max": 1}, {"min": 1, "max": 8, "rungs_per_octave": 4}, {"budgets": [1, 3]}]
 )
 def test_a_range_and_a_list_are_ladders(ladder: dict[str, Any]) -> None:
-    assert LadderConfig.model_validate(ladder).model_dump(exclude_none=True) == {
+    settings = LadderConfig.model_validate(ladder)
+    assert settings.model_dump(exclude_unset=True) == {
         key: tuple(value) if isinstance(value, list) else value for key, value in ladder.items()
     }
+    assert not settings.is_automatic
+
+
+@pytest.mark.parametrize(
+    "ladder",
+    [
+        {},
+        {"min": 4},
+        {"rungs_per_octave": 2},
+        {"longest_tiers": [64]},
+        {"eager_max": 9},
+        {"reserve_bytes": 0},
+    ],
+)
+def test_without_a_largest_budget_the_ladder_is_found_by_measuring(ladder: dict[str, Any]) -> None:
+    assert LadderConfig.model_validate(ladder).is_automatic
 
 
 @pytest.mark.parametrize(

@@ -87,4 +87,9 @@ def test_the_tiny_configuration_is_the_other_in_small() -> None:
     large, small = (section.model_dump(exclude_unset=True) for section in sections)
     assert set(small) == set(large)
     assert set(small["model"]) | {"attention"} == set(large["model"])
-    assert set(small["ladder"]) == set(large["ladder"])
+
+
+def test_the_tiny_configuration_leaves_its_ladder_to_the_shard() -> None:
+    (plan,) = plan_service(read_service_file(FOLDER / "qwen-tiny.yaml"))
+    assert plan.config.ladder.is_automatic
+    assert plan.sizing.largest_item.out_rows == 256

@@ -49,6 +49,13 @@ class CudaRunner(LadderRunner):
         return sum(segment.size for segment in pool_segments(self._pools))
 
     @property
+    def free_bytes(self) -> int:
+        """Of the GPU, and of what torch holds of it for later."""
+        free, _ = torch.cuda.mem_get_info(self._device)
+        held = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+        return free + max(0, held - self.pool_bytes)
+
+    @property
     def pools(self) -> tuple[_POOL_HANDLE, ...]:
         """The graphs' memory pool; more than one only after a capture that CUDA gave up."""
         return tuple(self._pools)
@@ -56,6 +63,11 @@ class CudaRunner(LadderRunner):
     def static_tensors(self) -> tuple[torch.Tensor, ...]:
         """What captured shapes share with their callers: inputs, metadata, and the rows of the last run."""
         return super().static_tensors() + (() if self._output is None else (self._output,))
+
+    def keep(self, count: int) -> None:
+        """See LadderRunner. The pool stays as large as it is until the next capture."""
+        super().keep(count)
+        self.rung_bytes = self.rung_bytes[:count]
 
     def capture(self, progress: Progress) -> None:
         """See Runner. Call it on the thread that replays; other threads may use the device meanwhile."""
@@ -86,6 +98,12 @@ class CudaRunner(LadderRunner):
         return {
             key: value if value.is_cuda else value.pin_memory() for key, value in tensors.items()
         } | scalars
+
+    def _peak_bytes(self, work: Replay) -> int:
+        torch.cuda.reset_peak_memory_stats(self._device)
+        before = torch.cuda.memory_allocated(self._device)
+        work()
+        return torch.cuda.max_memory_allocated(self._device) - before
 
     def _record(self, forward: Replay, rows: torch.Tensor) -> Replay:
         """Warmed up already: what compiles, tunes or loads itself on its first call has done so."""

@@ -10,9 +10,37 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count, pairwise, takewhile
+from typing import NamedTuple
 
 from encoder_pool.config import LadderConfig
 from encoder_pool.core import Cost, Rung
+
+OCTAVES = 8
+"""Of a ladder without numbers: its lowest budget is a 256th of the highest."""
+RUNGS_PER_OCTAVE = 4
+"""Of a ladder without numbers: of a lone item's rung 8 % is unused on average."""
+LONGEST_TIERS = (1024, 4096)
+"""Of a ladder without numbers, where kernels care: images up to 448 and 896 pixels a side, which are most."""
+
+
+class NotCaptured(NamedTuple):
+    """A rung that was asked for, or might have been, and is not there."""
+
+    rung: Rung
+    why: str
+
+
+def with_numbers(config: LadderConfig, largest: int, capacity: Cost, device: str) -> LadderConfig:
+    """A ladder without numbers, up to its largest budget, which holds so much."""
+    cares = device == "cuda" and capacity.longest > 0
+    return config.model_copy(
+        update={
+            "min": min(config.min or max(1, largest >> OCTAVES), largest),
+            "max": largest,
+            "rungs_per_octave": config.rungs_per_octave or RUNGS_PER_OCTAVE,
+            "longest_tiers": config.longest_tiers or (LONGEST_TIERS if cares else None),
+        }
+    )
 
 
 def budgets(minimum: int, maximum: int, rungs_per_octave: int | None = None) -> tuple[int, ...]:
@@ -47,6 +75,12 @@ def _tiers(widest: Rung, tiers: Sequence[int]) -> list[Rung]:
     longest = widest.capacity.longest
     if tiers and not longest:
         raise ValueError("ladder.longest_tiers is set, and this tower's kernels do not care about lengths")
+    unit = widest.capacity.patch_rows // widest.capacity.out_rows
+    if tiers and min(tiers) < unit:
+        raise ValueError(
+            f"ladder.longest_tiers holds {min(tiers)}; no segment has fewer patch rows than the {unit} of "
+            "one output row"
+        )
     shorter = sorted({tier for tier in tiers if tier < longest})
     return [Rung(widest.budget, replace(widest.capacity, longest=tier)) for tier in (*shorter, longest)]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -20,12 +21,21 @@ from typing import NamedTuple, Protocol
 import torch
 
 from encoder_pool.core import Cost, Grid, Rung
+from encoder_pool.graphs import host_memory
 from encoder_pool.graphs.arena import Arena, RungBuffers, check_inputs, split_metadata, zero_inputs
 from encoder_pool.graphs.counters import Counters, EagerReason, Ledger
+from encoder_pool.graphs.ladder import NotCaptured
 from encoder_pool.graphs.mismatch import BatchMismatch, expect
-from encoder_pool.towers.adapter import Metadata, StagedItem, Tower
+from encoder_pool.graphs.reach import Probe
+from encoder_pool.towers.adapter import Metadata, StagedItem, Tower, Tunes
 
 logger = logging.getLogger(__name__)
+
+TUNE_S = 4.0
+"""What towers may spend on choosing kernels, all rungs together, beside trying each once."""
+
+PROBES = 2
+"""Timed runs of a probe. The faster counts."""
 
 Progress = Callable[[int, int], None]
 """Called with the rungs done and the rungs in all."""
@@ -72,10 +82,14 @@ class Runner(Protocol):
         ...
 
     def capture(self, progress: Progress) -> None:
-        """Warm up and capture every rung, largest first; again if called again.
+        """Tune, warm up and capture every rung, largest first; again if called again.
 
         A rung that fails is left out of `ladder`, with a warning. Raises RuntimeError if all fail.
         """
+        ...
+
+    def recording(self, rung: int) -> Replay:
+        """A captured rung on what it holds: to time it, in inference mode, while nothing else runs."""
         ...
 
     def run(self, batch: Batch, rung: int | None) -> torch.Tensor:
@@ -100,9 +114,15 @@ class _Captured(NamedTuple):
 
 
 class LadderRunner(ABC):
-    """A Runner, but for the way a shape is recorded."""
+    """A Runner, but for the way a shape is recorded.
+
+    failed  rungs whose capture failed
+    tune_s  seconds that the tower has spent on choosing kernels
+    """
 
     def __init__(self, tower: Tower, ladder: Sequence[Rung], device: torch.device) -> None:
+        self.failed: tuple[NotCaptured, ...] = ()
+        self.tune_s = 0.0
         self._tower = tower
         self._device = device
         self._asked = tuple(ladder)
@@ -157,25 +177,58 @@ class LadderRunner(ABC):
             rows.copy_(given)
 
     def recording(self, rung: int) -> Replay:
-        """A captured rung on what it holds: to time it, in inference mode, while nothing else runs."""
+        """See Runner."""
         return self._captured[rung].replay
+
+    def ask(self, ladder: Sequence[Rung]) -> None:
+        """Have the next capture make these rungs."""
+        self._asked = tuple(ladder)
+
+    def keep(self, count: int) -> None:
+        """Give up all captured rungs but so many, the lowest."""
+        self._captured = self._captured[:count]
+        self._asked = self.ladder
+
+    def probe(self, rung: Rung, clock: Callable[[], float]) -> Probe:
+        """What a rung would take, by running the tower on it. Raises whatever stops that, as want of memory.
+
+        clock  seconds, read when the device has done all that it was asked to
+        """
+        with self._lock, torch.inference_mode(), self._turn():
+            inputs = zero_inputs(self._tower.inputs, rung.capacity, self._device)
+            metadata = self._on_device(self._tower.metadata(self._tower.fill(rung.capacity), rung.capacity))
+            self._tune(metadata)
+            held = (*inputs.values(), *split_metadata(metadata)[0].values())
+            held_bytes = sum(tensor.nbytes for tensor in held)
+            forward = partial(self._tower.forward, inputs, metadata)
+            forward()  # compiles what there is to compile
+            run_bytes = self._peak_bytes(forward)
+            return Probe(min(_ms(forward, clock) for _ in range(PROBES)), held_bytes + run_bytes)
 
     def capture(self, progress: Progress) -> None:
         """See Runner."""
         with self._lock, torch.inference_mode(), self._turn():
             self._forget()
-            failures = []
             for done, rung in enumerate(reversed(self._asked), start=1):
                 try:
                     captured = self._capture_rung(rung)
                 except Exception as error:  # whatever it is, the other rungs may still serve
-                    failures.append(f"budget {rung.budget}: {error}")
-                    logger.warning("a rung is dropped, its capture failed; %s", failures[-1])
+                    self.failed = (NotCaptured(rung, str(error)), *self.failed)
+                    logger.warning("a rung is dropped, its capture failed; %s", _reason(self.failed[0]))
                 else:
                     self._captured = (captured, *self._captured)
                 progress(done, len(self._asked))
-            if failures and not self._captured:
-                raise RuntimeError(f"no rung could be captured; {'; '.join(failures)}")
+            if self.failed and not self._captured:
+                raise RuntimeError(f"no rung could be captured; {'; '.join(map(_reason, self.failed[::-1]))}")
+
+    @property
+    @abstractmethod
+    def free_bytes(self) -> int:
+        """Memory of the device that nobody uses."""
+
+    @abstractmethod
+    def _peak_bytes(self, work: Replay) -> int:
+        """The most memory that the work has at a time, beside what there is before."""
 
     @abstractmethod
     def _record(self, forward: Replay, rows: torch.Tensor) -> Replay:
@@ -191,7 +244,7 @@ class LadderRunner(ABC):
 
     def _forget(self) -> None:
         """Give up all captured shapes."""
-        self._arena, self._captured = None, ()
+        self._arena, self._captured, self.failed = None, (), ()
 
     def _metadata(self, batch: Batch, capacity: Cost | None) -> Metadata:
         """The tower's metadata, from where it is quickly copied to the device."""
@@ -203,12 +256,19 @@ class LadderRunner(ABC):
         metadata = self._tower.metadata(self._tower.fill(rung.capacity), rung.capacity)
         buffers = arena.bind(rung, metadata)
         buffers.clear()
+        self._tune(buffers.metadata)
         forward = partial(self._tower.forward, buffers.inputs, buffers.metadata)
         rows = forward()
         expect("output rows", rung.capacity.out_rows, len(rows))
         captured = _Captured(buffers, self._record(forward, rows))
         self._arena = arena
         return captured
+
+    def _tune(self, metadata: Metadata) -> None:
+        if isinstance(self._tower, Tunes):
+            started = time.perf_counter()
+            self._tower.tune(metadata, TUNE_S / len(self._asked))
+            self.tune_s += time.perf_counter() - started
 
     def _rows(self, batch: Batch, rung: int | None) -> torch.Tensor:
         """(out_rows, H), overwritten by the next run."""
@@ -255,8 +315,26 @@ class CpuRunner(LadderRunner):
     def __init__(self, tower: Tower, ladder: Sequence[Rung]) -> None:
         super().__init__(tower, ladder, torch.device("cpu"))
 
+    @property
+    def free_bytes(self) -> int:
+        """Of the host."""
+        return host_memory.free_bytes()
+
     def _record(self, forward: Replay, rows: torch.Tensor) -> Replay:
         return forward
+
+    def _peak_bytes(self, work: Replay) -> int:
+        return host_memory.peak_bytes(work)
+
+
+def _ms(work: Replay, clock: Callable[[], float]) -> float:
+    started = clock()
+    work()
+    return (clock() - started) * 1000
+
+
+def _reason(dropped: NotCaptured) -> str:
+    return f"budget {dropped.rung.budget}: {dropped.why}"
 
 
 def _owned(rows: torch.Tensor) -> torch.Tensor:

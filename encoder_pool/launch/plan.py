@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 
 from encoder_pool.config import PoolConfig
-from encoder_pool.core import Cost, Pack
-from encoder_pool.graphs.plan import Planner, proportional
+from encoder_pool.core import Cost, Pack, Rung
+from encoder_pool.graphs.plan import CostTable, Planner, proportional
 from encoder_pool.launch.errors import ConfigError
 from encoder_pool.launch.file import ServiceFile
 from encoder_pool.launch.weight_files import check_weight_files
+from encoder_pool.pool.measured import Measured, Subject, latest
 from encoder_pool.pool.sizing import Sizing, size_pool
 from encoder_pool.towers.adapter import BUILTIN, Adapter, CountsWeights, adapter_class
 from encoder_pool.weights import Progress, ensure
@@ -34,6 +35,7 @@ class PoolPlan:
 
     weight_bytes  of the tower, where it computes; None if only loading tells
     static_bytes  inputs and rows of the largest rung, which all rungs share; metadata comes on top
+    measured      what a start of this configuration on this host has measured, if there was one
     padding       per number of waiting items of mixed sizes, the share of rows that is computed for nobody
     """
 
@@ -42,6 +44,7 @@ class PoolPlan:
     sizing: Sizing
     weight_bytes: int | None
     static_bytes: int
+    measured: Measured | None
     padding: dict[int, float]
 
     @property
@@ -95,19 +98,22 @@ def plan_pool(config: PoolConfig, progress: Progress = silent) -> PoolPlan:
     sizing = size_pool(config, adapter)
     if config.model.adapter in BUILTIN and config.model.load_format != "dummy":
         check_weight_files(checkpoint)
+    measured = latest(Subject.of(config, checkpoint, sizing.ladder))
+    ladder = sizing.ladder if measured is None else measured.ladder
+    table = proportional(ladder) if measured is None else measured.table
     padding = {
-        depth: expected_padding(sizing, mixed_queues(adapter, sizing, depth)) for depth in QUEUE_DEPTHS
+        depth: expected_padding(mixed_queues(adapter, ladder, depth), ladder, table) for depth in QUEUE_DEPTHS
     }
-    top, itemsize = sizing.ladder[-1].capacity, config.model.dtype.storage.itemsize
+    top, itemsize = ladder[-1].capacity, config.model.dtype.storage.itemsize
     static_bytes = adapter.input_bytes(top) + top.out_rows * adapter.width * itemsize
     weight_bytes = _weight_bytes(adapter, checkpoint, itemsize)
-    return PoolPlan(config, adapter.unit, sizing, weight_bytes, static_bytes, padding)
+    return PoolPlan(config, adapter.unit, sizing, weight_bytes, static_bytes, measured, padding)
 
 
-def mixed_queues(adapter: Adapter, sizing: Sizing, depth: int) -> list[list[Cost]]:
+def mixed_queues(adapter: Adapter, ladder: Sequence[Rung], depth: int) -> list[list[Cost]]:
     """Queues of so many items, sizes drawn evenly from those up to the largest rung's; always the same."""
     generator = np.random.default_rng(depth)
-    sizes = _item_sizes(adapter, sizing.ladder[-1].budget)
+    sizes = _item_sizes(adapter, ladder[-1].budget)
     return [[sizes[at] for at in generator.integers(len(sizes), size=depth)] for _ in range(DRAWS)]
 
 
@@ -120,22 +126,22 @@ def _item_sizes(adapter: Adapter, largest: int) -> list[Cost]:
     return sizes
 
 
-def expected_padding(sizing: Sizing, queues: Sequence[Sequence[Cost]]) -> float:
-    """Share of padded rows over all queues, each packed at once at costs in proportion to a rung's rows."""
-    planner = Planner(sizing.ladder, proportional(sizing.ladder))
+def expected_padding(queues: Sequence[Sequence[Cost]], ladder: Sequence[Rung], table: CostTable) -> float:
+    """Share of padded rows over all queues, each packed at once."""
+    planner = Planner(ladder, table)
     asked = run = 0
     for queue in queues:
         asked += Cost.total(queue).patch_rows
         for pack in planner.plan(queue):
-            run += _held(pack, queue, sizing).patch_rows
+            run += _held(pack, queue, ladder).patch_rows
     return 1 - asked / run
 
 
-def _held(pack: Pack, queue: Sequence[Cost], sizing: Sizing) -> Cost:
+def _held(pack: Pack, queue: Sequence[Cost], ladder: Sequence[Rung]) -> Cost:
     """What is run for a pack: its rung, or its items as they are."""
     if pack.rung is None:
         return Cost.total(queue[member] for member in pack.members)
-    return sizing.ladder[pack.rung].capacity
+    return ladder[pack.rung].capacity
 
 
 def _weight_bytes(adapter: Adapter, checkpoint: Path, itemsize: int) -> int | None:

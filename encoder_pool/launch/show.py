@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 
 from encoder_pool.config import PoolConfig
+from encoder_pool.core import Rung
 from encoder_pool.launch.plan import PoolPlan
 from encoder_pool.weights import Progress as Report
 
@@ -41,26 +42,46 @@ def progress_bar() -> Iterator[Report]:
 
 
 def plan_table(name: str, plan: PoolPlan) -> Table:
-    """The ladder of one application and what it takes."""
+    """The ladder of one application, how long its rungs take if that is known, and what it needs."""
     sizing = plan.sizing
+    times = _times(plan)
     table = Table(title=f"{name}: {plan.config.model.name}", title_justify="left", caption_justify="left")
-    for heading in (f"budget ({plan.unit})", "tokens", "patch rows", "sequences", "windows", "longest"):
+    for heading in (f"budget ({plan.unit})", "tokens", "patch rows", "sequences", "windows", "longest", "ms"):
         table.add_column(heading, justify="right")
     for rung in sizing.ladder:
         held = rung.capacity
         numbers = (rung.budget, held.out_rows, held.patch_rows, held.sequences, held.windows, held.longest)
-        table.add_row(*(f"{number}" for number in numbers))
+        table.add_row(*(f"{number}" for number in numbers), times.get(rung, "not captured"))
     padding = ", ".join(f"{depth}: {share:.0%}" for depth, share in plan.padding.items())
     table.caption = (
+        f"{_times_line(plan)}\n"
         f"largest item {sizing.largest_item.out_rows} tokens in one piece; "
         f"per worker: ring {sizing.ring_bytes / MIB:.1f} MiB "
         f"in {sizing.slots} slots, weights {_mebibytes(plan.weight_bytes)}\n"
         f"{_gpu_line(plan)}"
         f"{plan.num_replicas} replica(s), {plan.cpus:g} CPUs\n"
         f"padding by number of waiting items, drawn evenly from 1 to "
-        f"{sizing.ladder[-1].budget} {plan.unit}: {padding}"
+        f"{(plan.measured or sizing).ladder[-1].budget} {plan.unit}: {padding}"
     )
     return table
+
+
+def _times(plan: PoolPlan) -> dict[Rung, str]:
+    """Milliseconds of every rung that is captured, as far as they are known."""
+    if plan.measured is None:
+        return dict.fromkeys(plan.sizing.ladder, "?")
+    rung_ms = plan.measured.table.rung_ms
+    return {rung: f"{ms:.2f}" for rung, ms in zip(plan.measured.ladder, rung_ms, strict=True)}
+
+
+def _times_line(plan: PoolPlan) -> str:
+    """Where the times come from."""
+    if plan.measured is not None:
+        return f"times measured on {plan.measured.card.name}, {plan.measured.at:%Y-%m-%d %H:%M} UTC"
+    line = "times assumed, in proportion to patch rows: this configuration has not been started on this host"
+    if plan.config.ladder.is_automatic:
+        line += "\nof these rungs it captures those within ladder.reserve_bytes and ladder.max_pack_ms"
+    return line
 
 
 def _mebibytes(num_bytes: int | None) -> str:

@@ -53,7 +53,11 @@ def _ladder(pool: Pool) -> dict[str, Any]:
         "unit": pool.adapter.unit,
         "rungs": rungs,
         "largest_item": asdict(pool.sizing.largest_item),
-        "dropped_budgets": [rung.budget for rung in pool.sizing.ladder if rung not in report.ladder],
+        "not_captured": [
+            {"budget": lost.rung.budget, "longest": lost.rung.capacity.longest, "why": lost.why}
+            for lost in report.not_captured
+        ],
+        "measured_at": report.measured_at,
     }
 
 
@@ -65,6 +69,7 @@ def _workers(pool: Pool) -> list[dict[str, Any]]:
             "pid": worker.report.pid,
             "restarts": worker.restarts,
             "ring": {"slots": pool.sizing.slots, "bytes": pool.sizing.ring_bytes},
+            "start_s": {phase: round(seconds, 3) for phase, seconds in worker.report.start_s.items()},
             "kernels": dict(worker.report.kernels),
             **memory_entries(worker.report.memory),
         }

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from encoder_pool.core import Cost, Grid, PreparedItem, Rung
 from encoder_pool.graphs.counters import Counters
+from encoder_pool.graphs.ladder import NotCaptured
 from encoder_pool.graphs.plan import CostTable
 
 ALIGNMENT = 64
@@ -18,10 +19,12 @@ ALIGNMENT = 64
 
 
 class Phase(StrEnum):
-    """What a shard is doing; each has a deadline of its own."""
+    """What a shard is doing. Loading has a deadline of its own, and all from there to serving has one."""
 
     LOAD = "loading weights"
+    PROBE = "finding the largest rung"
     CAPTURE = "capturing"
+    MEASURE = "measuring"
     SERVE = "serving"
 
 
@@ -96,9 +99,12 @@ class ShardMemory:
 
 @dataclass(frozen=True, slots=True)
 class ShardReport:
-    """What a shard found out while capturing. The ladder lacks the rungs that failed to capture.
+    """What a shard found out while starting. The ladder lacks the rungs that were not captured.
 
-    kernels  what computes what, in words; empty if the tower does not say
+    kernels       what computes what, in words; empty if the tower does not say
+    not_captured  rungs that might have been, and why they are not there
+    measured_at   when the table was measured, in ISO 8601: in an earlier start, if that is in the cache
+    start_s       seconds of each phase of the start
     """
 
     ladder: tuple[Rung, ...]
@@ -106,6 +112,9 @@ class ShardReport:
     memory: ShardMemory
     kernels: Mapping[str, str]
     pid: int
+    not_captured: tuple[NotCaptured, ...]
+    measured_at: str
+    start_s: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,8 @@ import numpy as np
 from encoder_pool.config import PoolConfig
 from encoder_pool.core import Rung
 from encoder_pool.graphs.counters import Counters
+from encoder_pool.graphs.host_memory import peak_rss_bytes
+from encoder_pool.pool.measured import Card, Subject
 from encoder_pool.pool.messages import (
     GpuMemory,
     ItemLayout,
@@ -66,6 +68,7 @@ class Shard:
         self._thread = OwnThread("tower")
         self._busy = _BusyTime()
         self._width: int
+        self._load_s: float
         self._peak_rss_bytes: int
         self._tower: Tower
         self._runner: LadderRunner
@@ -76,7 +79,7 @@ class Shard:
         self._thread.call(self._load)
 
     def capture(self) -> ShardReport:
-        """Capture the ladder and time its rungs."""
+        """Capture the ladder, as far as that goes, and know the times of its rungs."""
         return self._thread.call(self._capture)
 
     def run(self, request: PackRequest) -> PackReply:
@@ -107,25 +110,42 @@ class Shard:
         return time.process_time() / self._config.shard.threads
 
     def _load(self) -> None:
+        began = time.perf_counter()
         import torch
 
         torch.set_num_threads(self._config.shard.threads)
         adapter = adapter_class(self._config.model.adapter)(self._checkpoint)
         self._width = adapter.width
         self._tower = adapter.load(self._config.model)
-        self._peak_rss_bytes = _peak_rss_bytes()
+        self._peak_rss_bytes = peak_rss_bytes()
+        self._load_s = time.perf_counter() - began
 
     def _capture(self) -> ShardReport:
-        from encoder_pool.graphs.measure import measure
+        from encoder_pool.pool.bring_up import bring_up
 
-        self._phase = Phase.CAPTURE
         self._runner, self._staging, clock = self._on_device()
-        self._runner.capture(self._progress)
+        subject = Subject.of(self._config, self._checkpoint, self._ladder)
         with self._staging.stream():
-            table = measure(self._runner, self._tower, clock)
-        self._phase, self._fraction = Phase.SERVE, 1.0
-        kernels = self._tower.kernels if isinstance(self._tower, KnowsItself) else {}
-        return ShardReport(self._runner.ladder, table, self._memory(), kernels, os.getpid())
+            found = bring_up(subject, self._card(), self._tower, self._runner, clock, self._at)
+        self._at(Phase.SERVE, 1.0)
+        return ShardReport(
+            ladder=self._runner.ladder,
+            table=found.table,
+            memory=self._memory(),
+            kernels=self._tower.kernels if isinstance(self._tower, KnowsItself) else {},
+            pid=os.getpid(),
+            not_captured=found.not_captured,
+            measured_at=found.measured_at.isoformat(timespec="seconds"),
+            start_s={Phase.LOAD.value: self._load_s, **found.start_s},
+        )
+
+    def _at(self, phase: Phase, fraction: float) -> None:
+        self._phase, self._fraction = phase, fraction
+
+    def _card(self) -> Card:
+        import torch
+
+        return Card.cpu() if self._runner.device.type == "cpu" else Card.gpu(torch.cuda.get_device_name())
 
     def _memory(self) -> ShardMemory:
         from encoder_pool.graphs.cuda import CudaRunner
@@ -164,9 +184,6 @@ class Shard:
             pending = self._staging.send(request.slot, rows)
         return _Launched(pending, self._runner.counters)
 
-    def _progress(self, done: int, total: int) -> None:
-        self._fraction = done / total
-
 
 class _Launched(NamedTuple):
     pending: Pending
@@ -201,12 +218,6 @@ class _BusyTime:
             if not self._open:
                 return 0.0
             return time.perf_counter() - max(self._open[0], self._last_end)
-
-
-def _peak_rss_bytes() -> int:
-    """The most memory this process has had. Not `ru_maxrss`, which begins with what the parent had."""
-    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line)
-    return int(line.split()[1]) * 1024
 
 
 def _gpu_memory(runner: CudaRunner) -> GpuMemory:

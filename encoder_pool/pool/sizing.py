@@ -1,18 +1,20 @@
 """From a configuration and its adapter to numbers: the ladder, the largest item, the bytes of a ring slot.
 
-Pure arithmetic, so that `encoder-pool plan` can show it before anything is started.
+Pure arithmetic, so that `encoder-pool plan` can show it before anything is started. Of a ladder without
+numbers it is the most that may be captured: the ring has room for that, and items up to it are let in, for
+what the shard then finds to be beyond its rungs runs without one.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from encoder_pool.config import PoolConfig
+from encoder_pool.config import LadderConfig, PoolConfig
 from encoder_pool.core import Cost, Rung
 from encoder_pool.errors import TooLarge
-from encoder_pool.graphs.ladder import build_ladder
+from encoder_pool.graphs.ladder import build_ladder, with_numbers
 from encoder_pool.pool.messages import alignment_slack
-from encoder_pool.towers.adapter import Adapter
+from encoder_pool.towers.adapter import Adapter, BoundsItems
 
 _COUNTED = {
     "out_rows": "tokens",
@@ -27,6 +29,7 @@ _COUNTED = {
 class Sizing:
     """What a pool of this configuration needs, per worker.
 
+    ladder        all rungs that may be captured
     largest_item  cost of the largest item that is encoded in one piece; beyond the top rung it runs eagerly
     input_bytes, output_bytes  of one ring slot
     """
@@ -57,7 +60,7 @@ class Sizing:
 
 def size_pool(config: PoolConfig, adapter: Adapter) -> Sizing:
     """The sizing of a pool. Raises ValueError, naming the key, for a ladder that the adapter cannot have."""
-    ladder = build_ladder(config.ladder, adapter.capacity)
+    ladder = build_ladder(_with_numbers(config, adapter), adapter.capacity)
     top = ladder[-1]
     largest_budget = max(config.ladder.eager_max or 0, top.budget)
     if config.ladder.eager_max is not None and config.ladder.eager_max < top.budget:
@@ -77,3 +80,19 @@ def size_pool(config: PoolConfig, adapter: Adapter) -> Sizing:
         input_bytes=adapter.input_bytes(largest) + alignment_slack(largest.sequences),
         output_bytes=largest.out_rows * adapter.width * config.model.dtype.storage.itemsize,
     )
+
+
+def _with_numbers(config: PoolConfig, adapter: Adapter) -> LadderConfig:
+    """The ladder with numbers: its own, or those of the largest item, as far as the queue holds it."""
+    if not config.ladder.is_automatic:
+        return config.ladder
+    if not isinstance(adapter, BoundsItems):
+        raise ValueError(
+            f"ladder needs 'min' and 'max', or 'budgets': model.adapter '{config.model.adapter}' does not "
+            "say how large an item can be"
+        )
+    largest = adapter.largest(config.limits)
+    tokens = adapter.capacity(largest).out_rows
+    if tokens > config.queue.max_tokens:
+        largest = max(1, largest * config.queue.max_tokens // tokens)
+    return with_numbers(config.ladder, largest, adapter.capacity(largest), config.model.device)

@@ -18,6 +18,8 @@ from encoder_pool.errors import Unavailable
 from encoder_pool.pool.messages import PackReply, PackRequest, ShardReport, ShardStatus
 
 logger = logging.getLogger(__name__)
+started = logging.getLogger("ray.serve")
+"""The replica's log, which has more than warnings."""
 
 REPLACED_S = 5.0
 """About how long Serve takes to replace a replica whose worker has given up."""
@@ -153,6 +155,8 @@ class Worker:
         self.state = "capturing"
         async with asyncio.timeout(self._config.capture_timeout_s):
             self._report = await self._shard.capture()
+        seconds = ", ".join(f"{phase} {took:.1f} s" for phase, took in self._report.start_s.items())
+        started.info("a shard of %d rungs is ready: %s", len(self._report.ladder), seconds)
         self.state = "ready"
         self._settled.set()
 

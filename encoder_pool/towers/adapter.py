@@ -13,7 +13,7 @@ import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
 
 from encoder_pool.config import LimitsConfig, ModelConfig
 from encoder_pool.core import Cost, Grid, Media, Modality, Part, PreparedItem, Rung
@@ -78,6 +78,15 @@ class CountsWeights(Protocol):
     """Numbers in all weights of the tower."""
 
 
+@runtime_checkable
+class BoundsItems(Protocol):
+    """An adapter that knows how large an item can be. Others need a ladder with numbers."""
+
+    def largest(self, limits: LimitsConfig) -> int:
+        """The budget of the largest item, or, if that is more, of as many as a request may have."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class StagedItem:
     """A prepared item as the shard sees it: its array as a tensor on the tower's device, and its grid."""
@@ -136,6 +145,42 @@ class KnowsItself(Protocol):
     @property
     def kernels(self) -> Mapping[str, str]:
         """What computes what, in words: the kernel of each part, or of each length."""
+        ...
+
+
+class KernelChoice(NamedTuple):
+    """The attention kernel chosen for segments of a rung.
+
+    rows, longest  of the segments in all, and of the longest
+    width          values that its heads should have
+    us             microseconds that a layer took
+    """
+
+    rows: int
+    longest: int
+    kernel: str
+    width: int
+    us: float
+
+
+@runtime_checkable
+class Tunes(Protocol):
+    """A tower that chooses among kernels by measuring. Others have none to choose from."""
+
+    @property
+    def choices(self) -> tuple[KernelChoice, ...]:
+        """What was chosen until now."""
+        ...
+
+    def adopt(self, choices: Sequence[KernelChoice]) -> None:
+        """Take over what was chosen before."""
+        ...
+
+    def tune(self, metadata: Metadata, budget_s: float) -> None:
+        """Choose for a rung with this metadata, on the device, in about so many seconds, unless that is done.
+
+        Raises RuntimeError, with every reason, if no kernel works.
+        """
         ...
 
 

@@ -8,11 +8,13 @@ empty sequences. Rows past the last offset belong to nobody: what a kernel leave
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+
+from encoder_pool.towers.adapter import KernelChoice
 
 
 class PackedAttention(Protocol):
@@ -34,8 +36,8 @@ class PackedAttention(Protocol):
         ...
 
 
-class Attention(Protocol):
-    """A kernel for every length, of heads that have D values each."""
+class Attention(PackedAttention, Protocol):
+    """A kernel for every length, of heads that have D values each, called when they have the `width`."""
 
     @property
     def kernels(self) -> Mapping[str, str]:
@@ -46,16 +48,25 @@ class Attention(Protocol):
         """Values, at least D, that heads had better have for so many rows; those added are zero."""
         ...
 
-    def __call__(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        offsets: torch.Tensor,
-        longest: int,
-        scale: float,
-    ) -> torch.Tensor:
-        """See PackedAttention; heads have the width that was asked for."""
+
+@runtime_checkable
+class Tunable(Protocol):
+    """An `Attention` that chooses by measuring."""
+
+    @property
+    def choices(self) -> tuple[KernelChoice, ...]:
+        """What was chosen until now, by rows and longest segment."""
+        ...
+
+    def adopt(self, choices: Sequence[KernelChoice]) -> None:
+        """Take over what was chosen before; of kernels that are not here nothing."""
+        ...
+
+    def tune(self, offsets: torch.Tensor, longest: int, budget_s: float) -> None:
+        """Choose for segments of these offsets, in about so many seconds, unless that is done already.
+
+        Raises RuntimeError, with every candidate's reason, if none works.
+        """
         ...
 
 
@@ -100,8 +111,21 @@ def masked(
 ) -> torch.Tensor:
     """Torch's dense attention under a block mask: works everywhere, and costs T squared."""
     rows = torch.arange(len(query), device=query.device, dtype=offsets.dtype)
-    sequence = torch.bucketize(rows, offsets[1:], right=True)
-    mask = sequence[:, None] == sequence[None, :]
+    return masked_rows(rows, query, key, value, offsets, scale)
+
+
+def masked_rows(
+    rows: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    offsets: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    """`masked` of some rows: (N,) -> (N, H, D). The query is (N, H, D) of these, key and value are of all."""
+    every = torch.arange(len(key), device=key.device, dtype=offsets.dtype)
+    asking, asked = (torch.bucketize(each, offsets[1:], right=True) for each in (rows, every))
+    mask = asking[:, None] == asked[None, :]
     query, key, value = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)[0].transpose(0, 1)
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from encoder_pool.config import LimitsConfig
 from encoder_pool.core import Cost, Media, Modality, Part, PreparedItem, Rung
 from encoder_pool.errors import UnsupportedMedia
 
@@ -54,6 +55,10 @@ class DenseAdapter:
         if budget < 1:
             raise ValueError(f"a budget of {budget} {self.unit} holds nothing; the least is 1 (ladder)")
         return self.sequence.cost(budget)
+
+    def largest(self, limits: LimitsConfig) -> int:
+        """As many items of one sequence as a request may have. See BoundsItems."""
+        return limits.max_items
 
     def input_bytes(self, capacity: Cost) -> int:
         """Bytes of the arrays of as many sequences as the capacity has."""

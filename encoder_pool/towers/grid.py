@@ -83,6 +83,14 @@ class GridAdapter:
         """What a rung of `budget` tokens holds; one image may fill it. ValueError if there is none."""
         return self._geometry.capacity(budget)
 
+    def largest(self, limits: LimitsConfig) -> int:
+        """Tokens of the largest image, or frames of a video that are seen together. See BoundsItems."""
+        frames = (self._processor.frames_per_chunk or 1) if self._geometry.is_clip else 1
+        units = max(self._processor.most_units.image, frames * self._processor.most_units.frame)
+        return min(
+            units, max(1, limits.max_prepared_bytes // (3 * self._geometry.patch**2 * self._geometry.unit))
+        )
+
     def input_bytes(self, capacity: Cost) -> int:
         """Bytes of the frames of as many patches, if all of them were videos."""
         return capacity.patch_rows * self._geometry.patch_values

@@ -62,6 +62,7 @@ class GridProcessor:
 
     patch_size, merge_size  pixels of a patch, patches of a merged row, both a side
     frames_per_row          frames in one temporal position of the grid
+    most_units              merged rows of the largest image, and of the largest frame of a video
     frames_per_chunk        frames that the tower sees together: each chunk of a longer video is a grid of its
                             own, which the caller cuts. None where a video is one grid whatever its length
     """
@@ -74,6 +75,7 @@ class GridProcessor:
         self.merge_size = image.merge_size
         self.frames_per_row = self._rules.frames_per_row
         self.frames_per_chunk = self._rules.frames_per_chunk
+        self.most_units = self._rules.most_units
         self.normalisation = Normalisation(image.rescale_factor, image.image_mean, image.image_std)
 
     def __call__(self, media: Media, limits: LimitsConfig) -> Processed:

@@ -6,11 +6,19 @@ Rules are named after the processors that transformers' auto classes choose; whi
 
 from __future__ import annotations
 
+from math import ceil
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from encoder_pool.media.sampling import FrameRule, Indices, kimi_frames, qwen2_frames, qwen3_frames
-from encoder_pool.media.smart_resize import Padded, Size, kimi_size, qwen_image_size, qwen_video_size
+from encoder_pool.media.smart_resize import (
+    MAX_ASPECT_RATIO,
+    Padded,
+    Size,
+    kimi_size,
+    qwen_image_size,
+    qwen_video_size,
+)
 from encoder_pool.media.video import Clip
 from encoder_pool.towers.grid_processor_config import (
     KimiConfig,
@@ -27,6 +35,13 @@ from encoder_pool.towers.grid_processor_config import (
 # FPS of qwen-vl-utils and the default of Qwen3VLVideoProcessor; checkpoints of Qwen2-VL and 2.5-VL have none.
 _FPS = 2.0
 _LEAST_SHARE = 1.05
+
+
+class MostUnits(NamedTuple):
+    """Merged patches of the largest image, and of the largest frame of a video."""
+
+    image: int
+    frame: int
 
 
 class Rules(Protocol):
@@ -55,6 +70,11 @@ class Rules(Protocol):
         """
         ...
 
+    @property
+    def most_units(self) -> MostUnits:
+        """The sizes that pictures never exceed, whatever their shape."""
+        ...
+
     def __init__(self, checkpoint: Path) -> None: ...
 
     def image_size(self, size: Size) -> Padded:
@@ -79,6 +99,11 @@ class Qwen2Rules:
         self.image = read_image_config(checkpoint, QwenImageConfig)
         self.video = read_video_config(checkpoint, Qwen2VideoConfig)
         self.frames_per_row = _frames_per_row(self.image, self.video)
+
+    @property
+    def most_units(self) -> MostUnits:
+        """See `Rules`."""
+        return _most_units(self.image, self.video, 1)
 
     def image_size(self, size: Size) -> Padded:
         """See `Rules`."""
@@ -110,6 +135,11 @@ class Qwen3Rules:
         self.video = read_video_config(checkpoint, Qwen3VideoConfig)
         self.frames_per_row = _frames_per_row(self.image, self.video)
 
+    @property
+    def most_units(self) -> MostUnits:
+        """See `Rules`."""
+        return _most_units(self.image, self.video, self.frames_per_row)
+
     def image_size(self, size: Size) -> Padded:
         """See `Rules`."""
         return _qwen_image_size(size, self.image)
@@ -139,6 +169,12 @@ class KimiRules:
         self.image, self.video = read_kimi_configs(checkpoint)
         self.frames_per_chunk: int | None = self.video.temporal_patch_size
 
+    @property
+    def most_units(self) -> MostUnits:
+        """See `Rules`."""
+        image, video = (_most_kimi_units(config, config.max_patches) for config in (self.image, self.video))
+        return MostUnits(image, video)
+
     def image_size(self, size: Size) -> Padded:
         """See `Rules`."""
         return _kimi_size(size, self.image, self.image.max_patches)
@@ -150,6 +186,24 @@ class KimiRules:
     def sample(self, clip: Clip) -> Indices:
         """See `Rules`."""
         return kimi_frames(clip.frames, clip.frame_rate, self.video.fps)
+
+
+def _most_units(image: QwenImageConfig, video: QwenVideoConfig, frames: int) -> MostUnits:
+    """`frames` share the pixels of a video at least. A strip has a unit a side, whatever the bound."""
+    image_unit, video_unit = ((config.patch_size * config.merge_size) ** 2 for config in (image, video))
+    frame_pixels = max(video.pixels_at_most, int(video.pixels_at_least * _LEAST_SHARE))
+    return MostUnits(
+        max(MAX_ASPECT_RATIO, image.pixels_at_most // image_unit),
+        max(MAX_ASPECT_RATIO, frame_pixels // frames // video_unit),
+    )
+
+
+def _most_kimi_units(config: KimiConfig, max_patches: int) -> int:
+    """See `kimi_size`: begun patches are not counted there, and padding fills up the units at two edges."""
+    longest = config.size.max_height
+    shortest = max(1, max_patches // longest)
+    units = ceil(max_patches * (1 + 1 / shortest) * (1 + 1 / longest) / config.merge_size**2)
+    return units + ceil(longest / config.merge_size) + ceil(shortest / config.merge_size) + 1
 
 
 def _frames_per_row(image: MediaConfig, video: MediaConfig) -> int:

@@ -10,19 +10,30 @@ Shapes: P patch rows, V values of a patch (channels, frames, rows, columns), O o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from encoder_pool.config import ModelConfig
 from encoder_pool.core import Cost, Grid
-from encoder_pool.towers.adapter import InputSpec, Metadata, StagedItem
+from encoder_pool.towers.adapter import InputSpec, KernelChoice, Metadata, StagedItem
+from encoder_pool.towers.attention import Tunable
 from encoder_pool.towers.fused.fuse import fuse
 from encoder_pool.towers.grid_geometry import Geometry
 from encoder_pool.towers.grid_loading import Encoder
 from encoder_pool.towers.grid_metadata import GridMetadata
 from encoder_pool.towers.grid_processing import Normalisation
 from encoder_pool.towers.loading import bytes_of
+
+
+class _Segments(NamedTuple):
+    """Keys of the metadata that say where segments end, and how long they are."""
+
+    offsets: str
+    longest: str
+
+
+_SEGMENTS = (_Segments("cu_seqlens", "max_seqlen"), _Segments("cu_window_seqlens", "max_window_seqlen"))
 
 
 class GridTower:
@@ -58,6 +69,28 @@ class GridTower:
     def kernels(self) -> Mapping[str, str]:
         """See KnowsItself."""
         return self._fused.kernels
+
+    @property
+    def choices(self) -> tuple[KernelChoice, ...]:
+        """See Tunes."""
+        attention = self._fused.attention
+        return attention.choices if isinstance(attention, Tunable) else ()
+
+    def adopt(self, choices: Sequence[KernelChoice]) -> None:
+        """See Tunes."""
+        if isinstance(self._fused.attention, Tunable):
+            self._fused.attention.adopt(choices)
+
+    def tune(self, metadata: Metadata, budget_s: float) -> None:
+        """See Tunes. For whole images, and for windows where there are some."""
+        attention = self._fused.attention
+        if not isinstance(attention, Tunable):
+            return
+        kinds = [kind for kind in _SEGMENTS if kind.offsets in metadata]
+        for kind in kinds:
+            offsets, longest = metadata[kind.offsets], metadata[kind.longest]
+            assert isinstance(offsets, torch.Tensor)
+            attention.tune(offsets, int(longest), budget_s / len(kinds))
 
     def stage(self, items: Sequence[StagedItem]) -> Mapping[str, torch.Tensor]:
         """(P, V) patches of the items' uint8 (frames, height, width, 3) arrays.

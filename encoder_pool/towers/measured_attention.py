@@ -1,51 +1,63 @@
-"""Chooses the attention kernel of a GPU by measuring, for every length that a tower meets.
+"""Chooses the attention kernel of a GPU by measuring, for every rung and each kind of its segments.
 
-The first time that heads of so many rows, in segments of such a length, are seen, which is in a rung's
-warm-up, all candidates are timed on random heads, and the fastest is kept. Heads may be widened by zeros
-where a kernel runs faster so: what that costs is timed with it. A candidate that raises, or whose numbers are
-not those of the plainest, is never used, whatever compiler broke it. Knows no tower.
+Before a rung is warmed up, all candidates run on random heads of its rows, in its very segments, and the
+fastest is kept. They are timed in turns, so that a slow moment falls on all, each as a recording of many
+calls, so that microseconds can be told apart. Heads may be widened by zeros where a kernel runs faster so:
+what that costs is timed with it. A candidate that raises, or whose numbers are not those of `masked`, is
+left out, whatever broke it. Eager runs, which come in any shape, have what was chosen for the nearest rung:
+nothing is measured in a request. Knows no tower.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache, partial
+from math import ceil, inf, log2
 from typing import Any, NamedTuple
 
 import torch
 
-from encoder_pool.towers.attention import kernel_of
+from encoder_pool.towers.adapter import KernelChoice
+from encoder_pool.towers.attention import KERNELS, kernel_of, masked_rows
 from encoder_pool.towers.fused.operations import Operations
 from encoder_pool.towers.gpu_attention import candidates
 
 logger = logging.getLogger(__name__)
 
-MOST_ROWS = 16384
-"""More rows only take longer, in the same kernel."""
 WIDTH_MULTIPLE = 16
 """Kernels like heads of so many values, or a multiple."""
 LARGEST_ERROR = 0.05
 """Of a row's values of one head, relative to them: also in segments of thousands of rows, whose means are
 small. Bfloat16 rounds by 0.004 of a value, and two kernels differ by little more.
 """
-RUNS = 5
-"""Replays timed of each candidate. The fastest counts."""
-
-
-class Choice(NamedTuple):
-    """A kernel, the width that its heads should have, and the microseconds that both took."""
-
-    kernel: str
-    width: int
-    us: float
+CHECKED_SCORES = 1 << 23
+"""Scores of a head that `masked` makes to compare with: all rows of a small shape, some of a large one."""
+LEAST_CHECKED = 64
+"""Rows that are compared at least."""
+RECORDED_ROWS, MOST_CALLS = 16384, 64
+"""A recording has as many calls as make so many rows: a tenth of a millisecond, beside which its start is
+nothing.
+"""
+LEAST_ROUNDS, MOST_ROUNDS = 3, 50
+"""Turns of each candidate, whatever the time that there is. The fastest counts: noise only ever adds."""
+PLAINER = 1.02
+"""A plainer kernel that is slower by no more than this is kept, so that two starts choose the same."""
 
 
 class Shape(NamedTuple):
-    """What a choice is made for: powers of two at or above the real numbers, at most MOST_ROWS rows."""
+    """What a choice is made for: rows in all, and of the longest segment."""
 
     rows: int
     longest: int
+
+
+class _Contender(NamedTuple):
+    kernel: str
+    width: int
+    replay_us: Callable[[], float]
 
 
 class MeasuredAttention:
@@ -58,19 +70,38 @@ class MeasuredAttention:
         self._width = width
         self._dtype = dtype
         self._operations = operations
-        self.choices: dict[Shape, Choice] = {}
+        self._choices: dict[Shape, KernelChoice] = {}
+        self._nearest = lru_cache(maxsize=1024)(self._find_nearest)
+
+    @property
+    def choices(self) -> tuple[KernelChoice, ...]:
+        """See Tunable."""
+        return tuple(self._choices[shape] for shape in sorted(self._choices))
 
     @property
     def kernels(self) -> Mapping[str, str]:
         """Which kernel serves which shape, and the microseconds it takes of a layer."""
         return {
             f"attention of {rows} rows, {longest} a segment": f"{name}, heads of {width}, {us:.1f} us"
-            for (rows, longest), (name, width, us) in sorted(self.choices.items())
+            for rows, longest, name, width, us in self.choices
         }
+
+    def adopt(self, choices: Sequence[KernelChoice]) -> None:
+        """See Tunable."""
+        known = [choice for choice in choices if choice.kernel in KERNELS]
+        self._choices |= {Shape(choice.rows, choice.longest): choice for choice in known}
+        self._nearest.cache_clear()
+
+    def tune(self, offsets: torch.Tensor, longest: int, budget_s: float) -> None:
+        """See Tunable."""
+        assert not torch.cuda.is_current_stream_capturing(), "a rung is tuned before it is captured"
+        shape = Shape(int(offsets[-1]), longest)
+        if shape not in self._choices:
+            self.adopt([self._fastest(shape, offsets, budget_s)])
 
     def width(self, rows: int, longest: int) -> int:
         """See Attention."""
-        return self._choice(rows, longest).width
+        return self._nearest(rows, longest).width
 
     def __call__(
         self,
@@ -82,55 +113,102 @@ class MeasuredAttention:
         scale: float,
     ) -> torch.Tensor:
         """See Attention."""
-        kernel = kernel_of(self._choice(len(query), longest).kernel)
+        kernel = kernel_of(self._nearest(len(query), longest).kernel)
         return kernel(query, key, value, offsets, longest, scale)
 
-    def _choice(self, rows: int, longest: int) -> Choice:
-        at_most = min(_power_of_two(rows), MOST_ROWS)
-        shape = Shape(at_most, min(_power_of_two(longest), at_most))
-        if shape not in self.choices:
-            assert not torch.cuda.is_current_stream_capturing(), "a rung is warmed up before it is captured"
-            self.choices[shape] = min(self._measured(shape), key=lambda choice: choice.us)
-        return self.choices[shape]
+    def _find_nearest(self, rows: int, longest: int) -> KernelChoice:
+        """The shape's own choice, or that of the nearest: first in the length of segments, then in rows."""
 
-    def _measured(self, shape: Shape) -> Iterator[Choice]:
-        """The candidates that run here and compute what the plainest of them computes."""
+        def distance(choice: KernelChoice) -> tuple[float, float]:
+            return abs(log2(choice.longest / longest)), abs(log2(choice.rows / rows))
+
+        plainest = candidates(self._dtype, self._width, longest)[0]
+        unmeasured = KernelChoice(rows, longest, plainest, self._width, inf)
+        return min(self._choices.values(), key=distance, default=unmeasured)
+
+    def _fastest(self, shape: Shape, offsets: torch.Tensor, budget_s: float) -> KernelChoice:
+        """Of the candidates that run here and compute what `masked` does. RuntimeError if none does."""
+        started = time.perf_counter()
+        contenders = self._contenders(shape, offsets)
+        left_s = budget_s - (time.perf_counter() - started)
+        times = least_us([contender.replay_us for contender in contenders], left_s)
+        within = min(times) * PLAINER
+        kernel, width, us = next(
+            (contender.kernel, contender.width, us)
+            for contender, us in zip(contenders, times, strict=True)
+            if us <= within
+        )
+        return KernelChoice(*shape, kernel, width, us)
+
+    def _contenders(self, shape: Shape, offsets: torch.Tensor) -> list[_Contender]:
+        """Those that are right, recorded, the plainest first."""
         heads = torch.randn(shape.rows, 3, self._num_heads, self._width, dtype=self._dtype, device="cuda")
-        offsets = torch.arange(0, shape.rows + 1, shape.longest, dtype=torch.int32, device="cuda")
-        plainest, *others = candidates(self._dtype, self._width, shape.longest)
-        query, key, value = heads.unbind(1)
-        expected = kernel_of(plainest)(query, key, value, offsets, shape.longest, self._width**-0.5)
-        still = heads.new_zeros(shape.rows, self._width)
-        for name in (plainest, *others):
+        sample = _Sample.of(heads, offsets, self._width**-0.5)
+        angles = heads.new_zeros(shape.rows, self._width)
+        contenders, failures = [], []
+        for name in candidates(self._dtype, self._width, shape.longest):
             for width in dict.fromkeys((self._width, self._width + -self._width % WIDTH_MULTIPLE)):
-                run = partial(self._attend, name, heads, still, offsets, shape.longest, width)
-                if (us := _us_if_right(run, expected)) is not None:
-                    yield Choice(name, width, us)
+                run = partial(self._attend, name, heads, angles, offsets, shape.longest, width)
+                try:
+                    sample.check(run())
+                    replay_us = _recorded(run, min(MOST_CALLS, ceil(RECORDED_ROWS / shape.rows)))
+                except (
+                    Exception
+                ) as error:  # Whatever a kernel raises, this GPU or these heads are not for it.
+                    failures.append(f"{name}, heads of {width}: {error}")
+                    logger.warning("an attention kernel is not used for %s; %s", shape, failures[-1])
                 else:
-                    logger.warning("attention kernel %s, heads of %d, is not used for %s", name, width, shape)
+                    contenders.append(_Contender(name, width, replay_us))
+        if not contenders:
+            raise RuntimeError(f"no attention kernel works for {shape}; {'; '.join(failures)}")
+        return contenders
 
     def _attend(
         self,
         name: str,
         heads: torch.Tensor,
-        still: torch.Tensor,
+        angles: torch.Tensor,
         offsets: torch.Tensor,
         longest: int,
         width: int,
     ) -> torch.Tensor:
-        """What a block does, with angles of which nothing need be known but that they are finite."""
-        query, key, value = self._operations.rotate(heads, still + 1, still, width).unbind(1)
+        """What a block does, with angles that turn nothing: heads are as before, however often it runs."""
+        query, key, value = self._operations.rotate(heads, angles + 1, angles, width).unbind(1)
         return kernel_of(name)(query, key, value, offsets, longest, self._width**-0.5)
 
 
-def _us_if_right(run: Callable[[], torch.Tensor], expected: torch.Tensor) -> float | None:
-    """Microseconds of the call. None if it raises, or, added zeros aside, its rows are not those expected."""
-    try:
-        is_right = _is_close(run()[..., : expected.shape[-1]], expected)
-        return _replay_us(run) if is_right else None
-    except Exception as error:  # Whatever a kernel raises, this GPU or these heads are not for it.
-        logger.warning("an attention kernel fails: %s", error)
-        return None
+class _Sample(NamedTuple):
+    """What `masked` makes of some rows in single precision: (N,), and (N, H, D)."""
+
+    rows: torch.Tensor
+    expected: torch.Tensor
+
+    @staticmethod
+    def of(heads: torch.Tensor, offsets: torch.Tensor, scale: float) -> _Sample:
+        """Of rows from the first to the last, as far apart as their number makes them."""
+        count = len(heads)
+        checked = min(count, max(LEAST_CHECKED, CHECKED_SCORES // count))
+        rows = torch.linspace(0, count - 1, checked, device=heads.device).round().to(offsets.dtype)
+        query, key, value = heads.float().unbind(1)
+        return _Sample(rows, masked_rows(rows, query[rows], key, value, offsets, scale))
+
+    def check(self, result: torch.Tensor) -> None:
+        """Raise ValueError if rows, added zeros aside, are not those expected, or any is not finite."""
+        given = result[self.rows, :, : self.expected.shape[-1]]
+        if not (result.isfinite().all() and _is_close(given, self.expected)):
+            raise ValueError("its numbers are not those of masked")
+
+
+def least_us(replays: Sequence[Callable[[], float]], budget_s: float) -> list[float]:
+    """The least that each takes, in rounds, every other one backwards, for about so many seconds."""
+    least = [inf] * len(replays)
+    ends_at = time.perf_counter() + budget_s
+    for number in range(MOST_ROUNDS):
+        if number >= LEAST_ROUNDS and time.perf_counter() > ends_at:
+            break
+        for at in range(len(replays))[:: -1 if number % 2 else 1]:
+            least[at] = min(least[at], replays[at]())
+    return least
 
 
 def _is_close(rows: torch.Tensor, expected: torch.Tensor) -> bool:
@@ -139,22 +217,45 @@ def _is_close(rows: torch.Tensor, expected: torch.Tensor) -> bool:
     return bool((errors <= LARGEST_ERROR * sizes).all())
 
 
-def _power_of_two(number: int) -> int:
-    return 1 << (number - 1).bit_length()
+def _recorded(run: Callable[[], object], calls: int) -> Callable[[], float]:
+    """What replays so many calls on the device and tells the microseconds of one: launching costs nothing.
 
+    Not `torch.cuda.graph`, which empties the allocator's cache every time.
+    """
+    graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        graph.capture_begin(pool, capture_error_mode="thread_local")
+        try:
+            for _ in range(calls):
+                run()
+        finally:
+            _end_capture(graph, pool)
+    torch.cuda.current_stream().wait_stream(stream)
 
-def _replay_us(run: Callable[[], object]) -> float:
-    """Microseconds of the call on the device alone: replayed, so that launching costs nothing."""
-    run()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        run()
-    times: list[float] = []
-    for _ in range(RUNS):
+    def replay_us() -> float:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         graph.replay()
         end.record()
         end.synchronize()
-        times.append(start.elapsed_time(end) * 1e3)
-    return min(times)
+        return float(start.elapsed_time(end)) * 1e3 / calls
+
+    replay_us()
+    return replay_us
+
+
+def _end_capture(graph: torch.cuda.CUDAGraph, pool: Any) -> None:
+    """End a capture, also one that CUDA has given up: torch 2.11 then leaves its allocators in it."""
+    try:
+        graph.capture_end()
+    except RuntimeError:
+        with suppress(RuntimeError):  # of a torch that has done so itself
+            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
+        _broken.append(graph)
+        raise
+
+
+_broken: list[torch.cuda.CUDAGraph] = []
+"""Recordings that failed: an allocator may still ask them."""

@@ -10,6 +10,7 @@ computed in the tower (`whisper_tower`). Imports no torch.
 
 from __future__ import annotations
 
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -100,6 +101,10 @@ class WhisperAdapter(DenseAdapter):
             digest=digest(media.data),
             source=source,
         )
+
+    def largest(self, limits: LimitsConfig) -> int:
+        """As many short clips as a request may have, or the windows of the longest. See BoundsItems."""
+        return max(super().largest(limits), ceil(limits.max_audio_seconds / self._extractor.chunk_length))
 
     def load(self, model: ModelConfig) -> Tower:
         """The stock WhisperEncoder behind the spectrogram. Raises ValueError if the weights do not fit."""

@@ -37,9 +37,14 @@ class Contents(NamedTuple):
     weights_sha256: str
 
 
+def location() -> Path:
+    """Where the cache is, or will be: ENCODER_POOL_CACHE, by default ~/.cache/encoder-pool."""
+    return Path(os.environ.get("ENCODER_POOL_CACHE") or "~/.cache/encoder-pool").expanduser()
+
+
 def root() -> Path:
-    """The cache: ENCODER_POOL_CACHE, by default ~/.cache/encoder-pool. Raises WeightsError if unwritable."""
-    folder = Path(os.environ.get("ENCODER_POOL_CACHE") or "~/.cache/encoder-pool").expanduser()
+    """The cache, created if need be. Raises WeightsError if it cannot be."""
+    folder = location()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

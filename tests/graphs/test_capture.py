@@ -8,12 +8,15 @@ import pytest
 import torch
 
 from encoder_pool.core import Cost, Grid, Rung
+from encoder_pool.graphs import host_memory
 from encoder_pool.graphs.counters import EagerReason, Tally
+from encoder_pool.graphs.ladder import NotCaptured
 from encoder_pool.graphs.mismatch import BatchMismatch
-from encoder_pool.graphs.runner import CpuRunner
+from encoder_pool.graphs.runner import TUNE_S, CpuRunner
 from encoder_pool.towers.adapter import Metadata
 from tests.graphs.towers import (
     MERGE,
+    WIDTH,
     DenseTower,
     FailingTower,
     OverwritingTower,
@@ -24,6 +27,7 @@ from tests.graphs.towers import (
     ragged_ladder,
     strip,
 )
+from tests.graphs.tuned_tower import TunedTower
 
 BUDGETS = (4, 8, 16)
 LADDER = ragged_ladder(*BUDGETS)
@@ -158,3 +162,62 @@ def test_capturing_again_serves_the_same() -> None:
     before = runner.run(batch, 1)
     runner.capture(lambda done, total: None)
     assert torch.equal(runner.run(batch, 1), before)
+
+
+def test_every_rung_is_tuned_before_it_is_captured_and_all_share_one_budget() -> None:
+    tower = TunedTower()
+    runner = captured(tower, LADDER)
+    assert tower.tuned == [MERGE * budget for budget in reversed(BUDGETS)]
+    assert sum(tower.budgets_s) == pytest.approx(TUNE_S)
+    assert runner.tune_s > 0
+    runner.capture(lambda done, total: None)
+    assert len(tower.tuned) == len(BUDGETS)
+
+
+def test_a_rung_that_no_kernel_serves_is_dropped_with_the_reason() -> None:
+    runner = captured(TunedTower(MERGE * 8), LADDER)
+    assert [rung.budget for rung in runner.ladder] == [4, 16]
+    assert runner.failed == (NotCaptured(LADDER[1], "no kernel works"),)
+
+
+def test_what_failed_is_told_of_the_last_capture() -> None:
+    runner = captured(FailingTower(MERGE * 16, MERGE * 4), LADDER)
+    assert runner.failed == (NotCaptured(LADDER[0], "out of memory"), NotCaptured(LADDER[2], "out of memory"))
+    runner.ask(LADDER[1:2])
+    runner.capture(lambda done, total: None)
+    assert not runner.failed
+    assert runner.ladder == LADDER[1:2]
+
+
+def test_rungs_that_are_given_up_leave_the_others_where_they_were() -> None:
+    tower = RaggedTower()
+    runner = captured(tower, LADDER)
+    batch = clip_batch(tower, strip(3))
+    before = runner.run(batch, 1)
+    runner.keep(2)
+    assert runner.ladder == LADDER[:2]
+    assert torch.equal(runner.run(batch, 1), before)
+    runner.run(clip_batch(tower, strip(15)), None)
+    assert set(runner.counters.eager) == {EagerReason.FITS_NO_RUNG}
+
+
+def test_a_probe_tells_what_a_rung_takes_and_captures_nothing() -> None:
+    tower = TunedTower()
+    runner = CpuRunner(tower, LADDER)
+    clock = iter((0.0, 0.5, 1.0, 1.25))
+    probe = runner.probe(LADDER[1], lambda: next(clock))
+    assert probe.ms == pytest.approx(250.0)
+    assert probe.num_bytes >= LADDER[1].capacity.patch_rows * WIDTH * 4
+    assert tower.tuned == [MERGE * 8]
+    assert runner.ladder == ()
+    with pytest.raises(RuntimeError, match="out of memory"):
+        CpuRunner(FailingTower(MERGE * 8), LADDER).probe(LADDER[1], lambda: 0.0)
+
+
+def test_the_memory_of_a_run_is_the_most_that_it_had_at_a_time() -> None:
+    def work() -> None:
+        torch.ones(40 << 20, dtype=torch.uint8)
+        torch.ones(60 << 20, dtype=torch.uint8)
+
+    assert 50 << 20 < host_memory.peak_bytes(work) < 100 << 20
+    assert host_memory.free_bytes() > 0

@@ -198,8 +198,38 @@ def test_rungs_are_captured_the_largest_first_with_progress() -> None:
     assert steps == [(1, 3), (2, 3), (3, 3)]
 
 
+def test_rungs_that_are_given_up_leave_the_others_and_the_next_capture_gives_their_memory_back() -> None:
+    runner = ragged(LARGE)
+    before = runner.pool_bytes
+    runner.keep(2)
+    assert runner.ladder == LARGE[:2]
+    assert len(runner.rung_bytes) == 2
+    batch = clip_batch(RaggedTower(), STRIP, CLIP)
+    assert close(runner.run(batch, 1), expected(batch))
+    runner.capture(lambda done, total: None)
+    assert runner.ladder == LARGE[:2]
+    assert runner.pool_bytes < before
+
+
+def test_a_probe_tells_the_time_and_memory_of_a_rung_and_captures_nothing() -> None:
+    runner = CudaRunner(RaggedTower(device="cuda"), LARGE)
+    small, large = (runner.probe(rung, synchronised_clock) for rung in (LARGE[0], LARGE[-1]))
+    assert small.ms > 0
+    assert large.num_bytes > 64 << 20, "scores of 4096 x 4096 rows"
+    assert small.num_bytes < large.num_bytes < runner.free_bytes
+    assert runner.ladder == ()
+
+
+def test_a_captured_ladder_is_no_free_memory() -> None:
+    runner = CudaRunner(RaggedTower(device="cuda"), LARGE)
+    before = runner.free_bytes
+    runner.capture(lambda done, total: None)
+    assert before - runner.free_bytes >= runner.pool_bytes // 2
+
+
 def test_a_measured_table_knows_that_larger_rungs_take_longer() -> None:
     runner = ragged(LARGE)
     table = measure(runner, RaggedTower(), synchronised_clock, budget_s=0.5)
     assert 0 < table.rung_ms[0] < table.rung_ms[-1]
+    assert list(table.rung_ms) == sorted(table.rung_ms)
     assert table.eager_fixed_ms + table.eager_row_ms > 0

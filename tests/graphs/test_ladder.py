@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from encoder_pool.config import LadderConfig
 from encoder_pool.core import Cost, Rung
-from encoder_pool.graphs.ladder import budgets, build_ladder
+from encoder_pool.graphs.ladder import budgets, build_ladder, with_numbers
 
 
 def per_budget(budget: int) -> Cost:
@@ -106,6 +106,39 @@ def test_without_tiers_a_rung_holds_the_longest_segment_that_its_budget_can_have
 def test_tiers_of_a_tower_without_lengths_are_refused() -> None:
     with pytest.raises(ValueError, match=r"ladder\.longest_tiers is set"):
         build_ladder(LadderConfig(min=2, max=4, longest_tiers=(4,)), per_budget)
+
+
+def test_a_tier_below_one_unit_is_refused_with_what_a_unit_has() -> None:
+    with pytest.raises(ValueError, match=r"ladder\.longest_tiers holds 3; .* the 4 of one output row"):
+        build_ladder(LadderConfig(min=2, max=4, longest_tiers=(8, 3)), with_lengths)
+    assert build_ladder(LadderConfig(min=2, max=4, longest_tiers=(4,)), with_lengths)
+
+
+@pytest.mark.parametrize(
+    ("config", "device", "capacity", "listed", "tiers"),
+    [
+        (LadderConfig(), "cuda", with_lengths(1024), (4, 5, 6, 7, 8), (1024, 4096)),
+        (LadderConfig(), "cpu", with_lengths(1024), (4, 5, 6, 7, 8), None),
+        (LadderConfig(), "cuda", per_budget(1024), (4, 5, 6, 7, 8), None),
+        (LadderConfig(longest_tiers=(64,)), "cpu", with_lengths(1024), (4, 5, 6, 7, 8), (64,)),
+        (LadderConfig(rungs_per_octave=1), "cpu", with_lengths(1024), (4, 8, 16, 32, 64), None),
+        (LadderConfig(min=16), "cpu", with_lengths(1024), (16, 19, 23, 27, 32), None),
+    ],
+)
+def test_a_ladder_without_numbers_has_eight_octaves_of_four_rungs_and_tiers_where_they_count(
+    config: LadderConfig, device: str, capacity: Cost, listed: tuple[int, ...], tiers: tuple[int, ...] | None
+) -> None:
+    numbers = with_numbers(config, 1024, capacity, device)
+    assert not numbers.is_automatic
+    assert numbers.min is not None
+    assert budgets(numbers.min, 1024, numbers.rungs_per_octave)[:5] == listed
+    assert (numbers.max, numbers.longest_tiers) == (1024, tiers)
+
+
+@pytest.mark.parametrize(("config", "largest"), [(LadderConfig(), 1), (LadderConfig(min=16), 3)])
+def test_a_small_largest_item_is_a_rung(config: LadderConfig, largest: int) -> None:
+    ladder = build_ladder(with_numbers(config, largest, per_budget(largest), "cpu"), per_budget)
+    assert [rung.budget for rung in ladder] == [largest]
 
 
 @pytest.mark.parametrize(

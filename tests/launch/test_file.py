@@ -121,7 +121,6 @@ def test_a_file_that_is_no_configuration_is_refused_with_the_place(
         ({"route_prefix": "toys"}, ".route_prefix: String should match pattern '^/'"),
         ({"import_path": "other:app"}, ".import_path: Input should be 'encoder_pool.builder:build_app'"),
         ({"args": {"model": {}}}, ".args.model.name: Field required"),
-        ({"args": {"model": {}}}, ".args.ladder: Field required"),
     ],
 )
 def test_a_mistake_in_the_second_application_is_placed_there(

@@ -7,6 +7,7 @@ import pytest
 
 from encoder_pool.config import PoolConfig
 from encoder_pool.core import Cost, Rung
+from encoder_pool.graphs.plan import proportional
 from encoder_pool.launch.errors import ConfigError
 from encoder_pool.launch.file import read_service_file
 from encoder_pool.launch.plan import (
@@ -17,9 +18,9 @@ from encoder_pool.launch.plan import (
     plan_pool,
     plan_service,
 )
-from encoder_pool.pool.sizing import Sizing, size_pool
+from encoder_pool.pool.sizing import size_pool
 from encoder_pool.weights import ensure
-from tests.launch.toy_service import toy_args, toy_document, toy_entry, write
+from tests.launch.toy_service import keep, toy_args, toy_document, toy_entry, write
 from tests.toy import TOKENS, WIDTH, ToyAdapter
 
 TINY_WEIGHTS = 1_335_328
@@ -29,9 +30,13 @@ def planned(folder: Path, **sections: Any) -> PoolPlan:
     return plan_pool(PoolConfig.model_validate(toy_args(folder, **sections)))
 
 
-def sizing_of(*budgets: int) -> Sizing:
-    ladder = tuple(Rung(budget, Cost(budget, budget, budget)) for budget in budgets)
-    return Sizing(ladder, ladder[-1].capacity, slots=2, input_bytes=0, output_bytes=0)
+def ladder_of(*budgets: int) -> tuple[Rung, ...]:
+    return tuple(Rung(budget, Cost(budget, budget, budget)) for budget in budgets)
+
+
+def padding_of(queues: list[list[Cost]], *budgets: int) -> float:
+    ladder = ladder_of(*budgets)
+    return expected_padding(queues, ladder, proportional(ladder))
 
 
 def test_a_plan_is_sized_as_the_service_will_be(tmp_path: Path) -> None:
@@ -105,22 +110,22 @@ def test_gpus_are_those_of_all_first_replicas(tmp_path: Path) -> None:
 def test_padding_is_the_share_of_rows_that_belong_to_nobody(
     budgets: tuple[int, ...], depth: int, share: float
 ) -> None:
-    assert expected_padding(sizing_of(*budgets), [[Cost(1, 1, 1)] * depth]) == pytest.approx(share)
+    assert padding_of([[Cost(1, 1, 1)] * depth], *budgets) == pytest.approx(share)
 
 
 def test_an_item_beyond_the_ladder_is_run_at_its_own_shape_without_padding() -> None:
-    assert expected_padding(sizing_of(4), [[Cost(6, 6, 6)] * 3]) == 0.0
+    assert padding_of([[Cost(6, 6, 6)] * 3], 4) == 0.0
 
 
 def test_padding_is_that_of_all_queues_together() -> None:
     one, three = Cost(1, 1, 1), Cost(3, 3, 3)
-    assert expected_padding(sizing_of(4), [[one], [three]]) == pytest.approx(1 / 2)
+    assert padding_of([[one], [three]], 4) == pytest.approx(1 / 2)
 
 
 def test_queues_are_of_all_sizes_that_the_adapter_has_and_always_the_same(tmp_path: Path) -> None:
-    sizing = planned(tmp_path, ladder={"min": 1, "max": 4}).sizing
-    queues = mixed_queues(ToyAdapter(tmp_path), sizing, 8)
-    assert queues == mixed_queues(ToyAdapter(tmp_path), sizing, 8)
+    ladder = planned(tmp_path, ladder={"min": 1, "max": 4}).sizing.ladder
+    queues = mixed_queues(ToyAdapter(tmp_path), ladder, 8)
+    assert queues == mixed_queues(ToyAdapter(tmp_path), ladder, 8)
     assert {len(queue) for queue in queues} == {8}
     assert {cost.patch_rows for queue in queues for cost in queue} == {1, 2, 3, 4}
 
@@ -154,6 +159,21 @@ def test_dummy_weights_need_no_files(tmp_path: Path) -> None:
     assert planned(tmp_path, model=model).sizing.ladder
     with pytest.raises(ValueError, match=r"model\.safetensors: No such file"):
         planned(tmp_path, model={**model, "load_format": "safetensors"})
+
+
+def test_a_plan_has_what_an_earlier_start_of_the_configuration_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENCODER_POOL_MEASURED", str(tmp_path / "measured"))
+    assumed = planned(tmp_path, ladder={"min": 1, "max": 8})
+    assert assumed.measured is None
+    measured = keep(assumed.config, captured=2)
+    known = planned(tmp_path, ladder={"min": 1, "max": 8})
+    assert known.measured == measured
+    assert known.sizing == assumed.sizing
+    assert known.static_bytes < assumed.static_bytes
+    assert known.padding != assumed.padding
+    assert planned(tmp_path, ladder={"min": 1, "max": 8}, shard={"threads": 2}).measured is None
 
 
 def test_a_plan_shows_padding_for_short_and_long_queues(tmp_path: Path) -> None:

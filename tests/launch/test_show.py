@@ -12,7 +12,7 @@ from rich.table import Table
 from encoder_pool.config import PoolConfig
 from encoder_pool.launch.plan import plan_pool
 from encoder_pool.launch.show import MIB, config_table, plan_table, progress_bar
-from tests.launch.toy_service import toy_args
+from tests.launch.toy_service import keep, toy_args
 
 
 def rendered(table: Table) -> list[str]:
@@ -97,10 +97,11 @@ def test_a_plan_shows_its_rungs_and_what_they_take(tmp_path: Path) -> None:
     assert "toys: toy" in text
     assert "budget (items)" in text
     assert rows == [
-        ["1", "3", "1", "1", "0", "0"],
-        ["2", "6", "2", "2", "0", "0"],
-        ["4", "12", "4", "4", "0", "0"],
+        ["1", "3", "1", "1", "0", "0", "?"],
+        ["2", "6", "2", "2", "0", "0", "?"],
+        ["4", "12", "4", "4", "0", "0", "?"],
     ]
+    assert "times assumed" in text
     assert "largest item 21 tokens" in text
     assert "in 2 slots" in text
     assert "1 replica(s), 0.8 CPUs" in text
@@ -116,3 +117,24 @@ def test_a_plan_for_a_gpu_says_what_is_known_of_its_memory_and_what_is_not(tmp_p
     assert f"on its GPU (0.5): weights 5.1 MiB, staging {plan.sizing.ring_bytes / MIB:.1f} MiB" in text
     assert f"inputs and rows of the rungs {plan.static_bytes / MIB:.1f} MiB" in text
     assert "known after capture" in text
+
+
+def test_a_plan_shows_the_times_that_an_earlier_start_measured_and_what_it_did_not_capture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENCODER_POOL_MEASURED", str(tmp_path / "measured"))
+    config = PoolConfig.model_validate(toy_args(tmp_path))
+    keep(config, captured=2)
+    rows = cells(plan_table("toys", plan_pool(config)))
+    text = " ".join("\n".join(rendered(plan_table("toys", plan_pool(config)))).split())
+    assert [row[-1] for row in rows] == ["1.00", "2.00", "not captured"]
+    assert "times measured on a card, 2026-12-01 12:00 UTC" in text
+    assert "drawn evenly from 1 to 2 items" in text
+    assert "assumed" not in text
+
+
+def test_a_plan_of_a_ladder_without_numbers_says_what_will_be_left_of_it(tmp_path: Path) -> None:
+    model = {"adapter": "grid", "checkpoint": "config:qwen2.5-vl-tiny", "load_format": "dummy"}
+    config = PoolConfig.model_validate(toy_args(tmp_path, model=model, ladder={}))
+    text = " ".join("\n".join(rendered(plan_table("tiny", plan_pool(config)))).split())
+    assert "of these rungs it captures those within ladder.reserve_bytes and ladder.max_pack_ms" in text

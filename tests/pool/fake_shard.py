@@ -41,7 +41,9 @@ class FakeShard:
 
     async def capture(self) -> ShardReport:
         await self._live()
-        return ShardReport(LADDER, proportional(LADDER), MEMORY, {}, self.number)
+        return ShardReport(
+            LADDER, proportional(LADDER), MEMORY, {}, self.number, (), "2026-12-01", {"load": 1.5}
+        )
 
     async def run(self, request: PackRequest) -> PackReply:
         self.packs.append(request)

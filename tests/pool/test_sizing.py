@@ -10,6 +10,8 @@ from encoder_pool.config import LimitsConfig, PoolConfig
 from encoder_pool.core import Cost, Media, Modality
 from encoder_pool.pool.messages import ALIGNMENT, lay_out
 from encoder_pool.pool.sizing import Sizing, size_pool
+from encoder_pool.towers.grid import GridAdapter
+from encoder_pool.weights import ensure
 from tests.toy import TOKENS, WIDTH, ToyAdapter, toy
 
 
@@ -80,3 +82,52 @@ def test_what_cannot_work_is_refused_with_the_key(sections: dict[str, Any], mess
 
 def test_a_queue_that_just_holds_the_largest_item_is_enough() -> None:
     assert sized(queue={"max_tokens": 8 * TOKENS}).largest_item.out_rows == 8 * TOKENS
+
+
+class BoundedAdapter(ToyAdapter):
+    """Whose items are of as many values as a request may have items."""
+
+    def largest(self, limits: LimitsConfig) -> int:
+        return limits.max_items
+
+
+def bounded(**sections: Any) -> Sizing:
+    model = {"name": "toy", "adapter": "tests.pool.test_sizing:BoundedAdapter", "checkpoint": "unused"}
+    return size_pool(PoolConfig.model_validate({"model": model, **sections}), BoundedAdapter(Path()))
+
+
+def test_a_ladder_without_numbers_is_sized_for_the_largest_item() -> None:
+    sizing = bounded(limits={"max_items": 24})
+    assert sizing.ladder[-1].budget == 24
+    assert sizing.largest_item == Cost(24, 24 * TOKENS, 24)
+    assert sizing.input_bytes == 24 * 2 + 24 * ALIGNMENT
+
+
+def test_a_ladder_without_numbers_stays_within_what_the_queue_holds() -> None:
+    sizing = bounded(limits={"max_items": 24}, queue={"max_tokens": 10 * TOKENS + 1})
+    assert sizing.largest_item == Cost(10, 10 * TOKENS, 10)
+    assert bounded(queue={"max_tokens": TOKENS}).ladder[-1].budget == 1
+
+
+def test_more_than_the_largest_rung_may_run_eagerly_without_numbers_too() -> None:
+    sizing = bounded(limits={"max_items": 24}, ladder={"eager_max": 30})
+    assert sizing.ladder[-1].budget == 24
+    assert sizing.largest_item == Cost(30, 30 * TOKENS, 30)
+    with pytest.raises(ValueError, match=r"ladder\.eager_max \(4\) is below the largest budget \(24\)"):
+        bounded(limits={"max_items": 24}, ladder={"eager_max": 4})
+
+
+def test_an_adapter_that_knows_no_largest_item_needs_numbers() -> None:
+    with pytest.raises(ValueError, match=r"needs 'min' and 'max'.*ToyAdapter' does not say how large"):
+        sized(ladder={})
+
+
+def test_the_rungs_of_a_ladder_without_numbers_are_for_a_gpu_or_a_cpu() -> None:
+    model = {"name": "tiny", "adapter": "grid", "checkpoint": "config:qwen2.5-vl-7b", "load_format": "dummy"}
+    sizes = {}
+    for device in ("cpu", "cuda"):
+        document = {"model": {**model, "device": device}, "queue": {"max_tokens": 131_072}}
+        sizing = size_pool(PoolConfig.model_validate(document), GridAdapter(ensure(model["checkpoint"])))
+        assert (sizing.ladder[0].budget, sizing.largest_item.out_rows) == (64, 16384)
+        sizes[device] = {rung.capacity.longest for rung in sizing.ladder if rung.budget == 16384}
+    assert sizes == {"cpu": {65536}, "cuda": {1024, 4096, 65536}}

@@ -133,7 +133,8 @@ def test_info_names_the_gpu_its_memory_and_the_kernels(url: str) -> None:
     assert any(key.startswith("attention of ") for key in worker["kernels"])
     assert worker["pool_bytes"] <= 1.2 * worker["rung_bytes"][-1]
     assert 2 * 676_550_144 <= worker["weights_bytes"] < 1.1 * 2 * 676_550_144
-    assert not info(url)["ladder"]["dropped_budgets"]
+    assert not info(url)["ladder"]["not_captured"]
+    assert {"loading weights", "capturing", "tuning"} <= set(worker["start_s"])
 
 
 def test_the_shard_is_replaced_when_it_is_killed_and_no_request_is_lost(url: str, photo: bytes) -> None:

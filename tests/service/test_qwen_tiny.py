@@ -129,8 +129,19 @@ def test_what_the_shard_takes_is_told(qwen_tiny: Service) -> None:
     worker = qwen_tiny.info(qwen_tiny.root)["workers"][0]
     assert 4 * 1_335_328 <= worker["weights_bytes"] < 6 << 20
     assert worker["weights_bytes"] < worker["peak_rss_bytes"] < 2 << 30
-    assert worker["static_bytes"] > 512 * 4 * 3 * 2 * 14 * 14
+    assert worker["static_bytes"] > 256 * 4 * 3 * 2 * 14 * 14
     assert "device" not in worker
+
+
+def test_the_ladder_that_the_shard_found_and_the_phases_of_its_start_are_told(qwen_tiny: Service) -> None:
+    info = qwen_tiny.info(qwen_tiny.root)
+    assert info["ladder"]["rungs"][-1]["budget"] == info["ladder"]["largest_item"]["out_rows"] == 256
+    assert info["ladder"]["not_captured"] == []
+    times = [rung["ms"] for rung in info["ladder"]["rungs"]]
+    assert times[0] > 0
+    assert times == sorted(times)
+    phases = info["workers"][0]["start_s"]
+    assert {"loading weights", "capturing", "tuning"} <= set(phases)
 
 
 def test_two_hundred_requests_at_once_of_mixed_sizes_all_end_share_packs_and_keep_their_rows(

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
+from encoder_pool.config import LimitsConfig
 from encoder_pool.core import Cost, Grid, Media, Modality
 from encoder_pool.errors import UnsupportedMedia
 from encoder_pool.towers.adapter import InputSpec, StagedItem
@@ -37,6 +38,10 @@ def item(*fill: int) -> StagedItem:
 
 def test_a_budget_counts_sequences() -> None:
     assert Photos().capacity(7) == Cost(patch_rows=35, out_rows=14, sequences=7, windows=0)
+
+
+def test_a_ladder_without_numbers_may_hold_the_items_of_a_request() -> None:
+    assert Photos().largest(LimitsConfig(max_items=7)) == 7
 
 
 def test_a_budget_below_one_is_refused() -> None:

@@ -9,12 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from encoder_pool.config import LimitsConfig
 from encoder_pool.core import Cost, Grid, Media, Modality, Part, PreparedItem, Rung
 from encoder_pool.errors import UndecodableMedia
+from encoder_pool.media.smart_resize import Size
 from encoder_pool.towers.grid import GridAdapter
+from encoder_pool.weights import ensure
 from tests.media.clips import film
 
 from .cases import assert_close, run, staged
@@ -157,3 +161,35 @@ def test_tensors_of_an_item_are_the_reference_processors(case: GridCase) -> None
     normalised = (patches - case.tower._mean) / case.tower._std
     expected = case.pixel_values(item).flatten(1)
     torch.testing.assert_close(normalised, expected, rtol=0, atol=5e-7)
+
+
+@pytest.mark.parametrize("name", ["qwen2-vl-7b", "qwen2.5-vl-tiny", "qwen3-vl-8b", "kimi-k2.5"])
+@settings(deadline=None, max_examples=150)
+@given(shorter=st.integers(8, 4000), stretch=st.floats(1.0, 199.0), is_tall=st.booleans())
+def test_no_picture_is_larger_than_the_largest_item(
+    name: str, shorter: int, stretch: float, is_tall: bool
+) -> None:
+    adapter = GridAdapter(ensure(f"config:{name}"))
+    processor = adapter._processor
+    unit = processor.patch_size * processor.merge_size
+    sides = (shorter, round(shorter * stretch))
+    size = Size(*(sides[::-1] if is_tall else sides))
+    image = processor._rules.image_size(size).padded
+    frame = processor._rules.video_size(size, 4).padded
+    most = processor.most_units
+    assert (image.height // unit) * (image.width // unit) <= most.image
+    assert (frame.height // unit) * (frame.width // unit) <= most.frame
+    assert adapter.largest(LimitsConfig()) >= max(most)
+
+
+def test_the_largest_item_of_qwen_is_its_processors_bound_or_that_of_the_limits() -> None:
+    adapter = GridAdapter(ensure("config:qwen2.5-vl-7b"))
+    assert adapter.largest(LimitsConfig()) == 12_845_056 // 28**2
+    assert adapter.largest(LimitsConfig(max_prepared_bytes=3 * 28**2 * 100)) == 100
+
+
+def test_the_largest_item_of_kimi_is_a_chunk_of_a_video() -> None:
+    adapter = GridAdapter(ensure("config:kimi-k2.5"))
+    largest = adapter.capacity(adapter.largest(LimitsConfig()))
+    assert adapter.cost(Grid(4, 64, 64)).fits(largest)
+    assert adapter.cost(Grid(1, 128, 128)).fits(largest)

@@ -209,6 +209,14 @@ def test_another_model_type_is_refused(tiny_dinov2_folder: Path) -> None:
         WhisperAdapter(tiny_dinov2_folder)
 
 
+def test_the_largest_item_is_the_longest_clip_if_that_is_more_than_a_request_of_short_ones(
+    tiny_whisper: Case[WhisperAdapter],
+) -> None:
+    largest = tiny_whisper.adapter.largest
+    assert largest(LimitsConfig(max_audio_seconds=3.5, max_items=3)) == 4
+    assert largest(LimitsConfig(max_audio_seconds=3.0, max_items=5)) == 5
+
+
 def test_an_image_is_unsupported(tiny_whisper: Case[WhisperAdapter]) -> None:
     with pytest.raises(UnsupportedMedia, match="takes audio"):
         tiny_whisper.adapter.prepare(Media(Modality.IMAGE, b"RIFF", "input[0]"), LimitsConfig())
