@@ -13,6 +13,7 @@ import encoder_pool
 from encoder_pool import config
 from encoder_pool.config import (
     CacheConfig,
+    DeliveryConfig,
     LadderConfig,
     LimitsConfig,
     ModelConfig,
@@ -29,7 +30,12 @@ SECTIONS = [
     for kind in vars(config).values()
     if isinstance(kind, type) and issubclass(kind, Section) and kind is not Section
 ]
-MAY_BE_ZERO = {(ShardConfig, "max_restarts"), (ScalingConfig, "upscale_delay_s"), (CacheConfig, "max_bytes")}
+MAY_BE_ZERO = {
+    (ShardConfig, "max_restarts"),
+    (ScalingConfig, "upscale_delay_s"),
+    (CacheConfig, "max_bytes"),
+    (DeliveryConfig, "max_bytes"),
+}
 
 
 def document(**sections: Any) -> dict[str, Any]:
@@ -54,7 +60,7 @@ KEYS = [(section, name) for section in SECTIONS for name in section.model_fields
 NUMBERS = [
     (section, name)
     for section, name in KEYS
-    if isinstance(section.model_fields[name].default, int | float) or section is LadderConfig
+    if type(section.model_fields[name].default) in (int, float) or section is LadderConfig
 ]
 
 

@@ -1,13 +1,14 @@
-"""A safetensors answer -> items with numpy arrays that own their memory.
+"""An answer -> items with numpy arrays: over memory of their own, or over memory that the server shares.
 
-Read here because the library's numpy loader has no bfloat16. Everything that the header claims is checked
-against the bytes that came. torch is imported only by `EncodedItem.torch`. Knows nothing of HTTP.
+Safetensors are read here because the library's numpy loader has no bfloat16. Everything that an answer claims
+is checked against the bytes that came. torch is imported only by `EncodedItem.torch`. Knows nothing of HTTP.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from mmap import mmap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +16,8 @@ import numpy.typing as npt
 
 from encoder_pool.client.errors import InvalidReplyError
 from encoder_pool.core import DType, Grid, Modality, Part, Source
+from encoder_pool.delivery.handle import Handle
+from encoder_pool.delivery.take import Lease, take
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +37,7 @@ class EncodedItem:
     parts          the columns from left to right, if they are several things, e.g. deepstack levels
     source         what the decoder found
     digest         hex SHA-256 of the bytes that were sent
+    lease          on the shared memory of the whole answer, where `rows` lies; None if it owns its memory
     """
 
     rows: npt.NDArray[np.generic]
@@ -44,6 +48,7 @@ class EncodedItem:
     parts: tuple[Part, ...]
     source: Source
     digest: str
+    lease: Lease | None = None
 
     @property
     def tokens(self) -> int:
@@ -104,6 +109,28 @@ def items_of(body: bytes) -> list[EncodedItem]:
         raise InvalidReplyError(f"the answer is no valid safetensors document: {error!r}") from error
 
 
+def shared_items_of(body: bytes) -> list[EncodedItem]:
+    """All items of an answer in shared memory, which they hold while they live.
+
+    Raises HandleGoneError if the memory cannot be had, InvalidReplyError if the answer is malformed.
+    """
+    try:
+        document = json.loads(body)
+        memory, lease = take(Handle(**document["memory"]))
+        return [_shared_item(memory, lease, each) for each in document["data"]]
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise InvalidReplyError(f"the answer is no valid shared memory document: {error!r}") from error
+
+
+def _shared_item(memory: mmap, lease: Lease, described: dict[str, Any]) -> EncodedItem:
+    dtype = DType(described["dtype"])
+    shape = described["tokens"], described["width"]
+    if min(shape) < 0 or described["offset"] < 0:
+        raise ValueError("an item's place is negative")
+    rows = np.frombuffer(memory, dtype.storage, shape[0] * shape[1], described["offset"]).reshape(shape)
+    return _described(rows, dtype, described, lease)
+
+
 def _header(body: bytes) -> tuple[dict[str, Any], int]:
     """The header and where the rows start."""
     start = LENGTH_BYTES + int.from_bytes(body[:LENGTH_BYTES], "little")
@@ -122,6 +149,12 @@ def _item(body: bytes, start: int, tensor: dict[str, Any], described: dict[str, 
     if end - first != tokens * width * dtype.storage.itemsize:
         raise ValueError("a tensor's shape does not fit its bytes")
     rows = np.frombuffer(body, dtype.storage, tokens * width, start + first).reshape(tokens, width).copy()
+    return _described(rows, dtype, described, None)
+
+
+def _described(
+    rows: npt.NDArray[np.generic], dtype: DType, described: dict[str, Any], lease: Lease | None
+) -> EncodedItem:
     return EncodedItem(
         rows=rows,
         dtype=dtype,
@@ -131,4 +164,5 @@ def _item(body: bytes, start: int, tensor: dict[str, Any], described: dict[str, 
         parts=tuple(Part(part["name"], part["width"]) for part in described["parts"]),
         source=Source(*(described["source"][name] for name in ("format", "width", "height", "seconds"))),
         digest=described["digest"],
+        lease=lease,
     )

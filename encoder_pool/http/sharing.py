@@ -1,0 +1,23 @@
+"""Whether a request may have shared memory: the caller names its host, and it is this one.
+
+Knows nothing of how memory changes hands.
+"""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+
+from encoder_pool.config import DeliveryConfig
+from encoder_pool.delivery.handle import host_identity
+
+HOST_HEADER = "x-encoder-pool-host"
+
+
+def why_not_shared(request: Request, config: DeliveryConfig) -> str | None:
+    """What keeps the request from shared memory, for people; None if nothing does."""
+    if not config.is_on:
+        return "shared memory is switched off here (delivery.max_bytes)"
+    named = request.headers.get(HOST_HEADER)
+    if not named or named != host_identity():
+        return f"shared memory is for callers on this host, and {HOST_HEADER} does not name it"
+    return None
