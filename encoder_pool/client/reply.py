@@ -7,6 +7,7 @@ is checked against the bytes that came. torch is imported only by `EncodedItem.t
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from mmap import mmap
 from typing import TYPE_CHECKING, Any
@@ -116,19 +117,29 @@ def shared_items_of(body: bytes) -> list[EncodedItem]:
     """
     try:
         document = json.loads(body)
-        memory, lease = take(Handle(**document["memory"]))
-        return [_shared_item(memory, lease, each) for each in document["data"]]
+        offsets = [each["offset"] for each in document["data"]]
+        return items_in(Handle(**document["memory"]), offsets, document["data"])
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise InvalidReplyError(f"the answer is no valid shared memory document: {error!r}") from error
 
 
-def _shared_item(memory: mmap, lease: Lease, described: dict[str, Any]) -> EncodedItem:
+def items_in(
+    handle: Handle, offsets: Sequence[int], described: Sequence[Mapping[str, Any]]
+) -> list[EncodedItem]:
+    """All items of an answer in the memory of a handle. Raises HandleGoneError if it cannot be had."""
+    memory, lease = take(handle)
+    return [
+        item_of(_rows_in(memory, offset, each), each, lease)
+        for offset, each in zip(offsets, described, strict=True)
+    ]
+
+
+def _rows_in(memory: mmap, offset: int, described: Mapping[str, Any]) -> npt.NDArray[np.generic]:
     dtype = DType(described["dtype"])
     shape = described["tokens"], described["width"]
-    if min(shape) < 0 or described["offset"] < 0:
+    if min(*shape, offset) < 0:
         raise ValueError("an item's place is negative")
-    rows = np.frombuffer(memory, dtype.storage, shape[0] * shape[1], described["offset"]).reshape(shape)
-    return _described(rows, dtype, described, lease)
+    return np.frombuffer(memory, dtype.storage, shape[0] * shape[1], offset).reshape(shape)
 
 
 def _header(body: bytes) -> tuple[dict[str, Any], int]:
@@ -149,15 +160,14 @@ def _item(body: bytes, start: int, tensor: dict[str, Any], described: dict[str, 
     if end - first != tokens * width * dtype.storage.itemsize:
         raise ValueError("a tensor's shape does not fit its bytes")
     rows = np.frombuffer(body, dtype.storage, tokens * width, start + first).reshape(tokens, width).copy()
-    return _described(rows, dtype, described, None)
+    return item_of(rows, described, None)
 
 
-def _described(
-    rows: npt.NDArray[np.generic], dtype: DType, described: dict[str, Any], lease: Lease | None
-) -> EncodedItem:
+def item_of(rows: npt.NDArray[np.generic], described: Mapping[str, Any], lease: Lease | None) -> EncodedItem:
+    """An item of these rows, and of what the server says of it."""
     return EncodedItem(
         rows=rows,
-        dtype=dtype,
+        dtype=DType(described["dtype"]),
         modality=Modality(described["modality"]),
         grid=Grid(*described["grid"]),
         prefix_tokens=described["prefix_tokens"],
