@@ -110,11 +110,11 @@ async def test_where_nothing_can_be_shared_rows_come_by_value(delivery: dict[str
 
 
 async def test_a_caller_on_another_host_gets_rows_by_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("encoder_pool.handle.host_identity", lambda: "another.1")
+    monkeypatch.setattr("encoder_pool.handle.host_identity", lambda: "another.1.0")
     handle, fake = handle_to(FakePool())
     (item,) = await handle.encode(png())
     assert item.lease is None
-    assert fake.calls[0].host == "another.1"
+    assert fake.calls[0].host == "another.1.0"
 
 
 async def test_memory_that_is_gone_is_asked_for_by_value(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,12 +29,20 @@ class Handle:
 
 
 def host_identity() -> str:
-    """Names this boot of this kernel, and the network namespace: equal for processes that reach each other.
+    """Names this boot of this kernel, the network namespace, and the user: three words joined by dots.
 
     Empty where there is no such thing; an empty identity is nobody's neighbour.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
-        return f"{boot}.{os.stat('/proc/self/ns/net').st_ino}"
+        return f"{boot}.{os.stat('/proc/self/ns/net').st_ino}.{os.geteuid()}"
     except OSError:
         return ""
+
+
+def is_neighbour(identity: str, *, of_any_user: bool) -> bool:
+    """Whether a process of this identity can be handed memory by this one."""
+    own = host_identity()
+    if of_any_user:
+        identity, own = identity.rpartition(".")[0], own.rpartition(".")[0]
+    return identity != "" and identity == own

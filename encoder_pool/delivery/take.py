@@ -42,6 +42,10 @@ class Lease:
         """Tell the replica that it need not count the memory any more. Arrays over it stay valid."""
         self._end()
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """A pickled item has its rows by value, and no lease."""
+        return (type(None), ())
+
     def __enter__(self) -> Self:
         """The lease itself."""
         return self

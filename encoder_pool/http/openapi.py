@@ -126,8 +126,8 @@ def encode_operation() -> dict[str, Any]:
             _header(
                 HOST_HEADER,
                 {"type": "string"},
-                "The caller's host, for shared memory: `/proc/sys/kernel/random/boot_id`, a dot, and the "
-                "inode of `/proc/self/ns/net`.",
+                "The caller's host, for shared memory: `/proc/sys/kernel/random/boot_id`, the inode of "
+                "`/proc/self/ns/net` and the effective user's number, joined by dots.",
             ),
             _query("model", {"type": "string"}),
             _query("encoding_format", {"enum": ["base64", "float"]}),

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from encoder_pool.delivery.handle import host_identity
+from encoder_pool.delivery.handle import is_neighbour
 from encoder_pool.errors import PoolError
 from encoder_pool.http.parse import items_of_files
 from encoder_pool.http.service import Encoded, PoolService, Shared, Sharing
@@ -24,7 +24,7 @@ class Call(NamedTuple):
 
     files       encoded images, clips or videos
     deadline_s  seconds after which the answer is of no use
-    host        identity of the caller's host, if it takes shared memory; else empty
+    host        the caller's `host_identity`, if it takes shared memory; else empty
     """
 
     files: tuple[bytes, ...]
@@ -58,8 +58,9 @@ async def answer(service: PoolService, call: Call) -> Answer | PoolError:
 
 
 def _sharing(service: PoolService, call: Call) -> Sharing:
-    is_near = service.config.delivery.is_on and call.host and call.host == host_identity()
-    return Sharing.IF_ROOM if is_near else Sharing.NEVER
+    config = service.config.delivery
+    is_near = is_neighbour(call.host, of_any_user=config.other_users)
+    return Sharing.IF_ROOM if config.is_on and is_near else Sharing.NEVER
 
 
 def _answer(encoded: Encoded) -> Answer:

@@ -18,8 +18,9 @@ class PoolCounters:
     packs, packs_failed, items_retried  packs that came back, those that did not, and their items
     items_packed  items in the packs that came back, and pieces of items
     items_split, pieces  items that entered in pieces, and the pieces that these were cut into
-    reply_bytes, copied_bytes  rows that answers were made of, and rows that were copied for that: out of the
-        ring, or into shared memory. Safetensors leave as these rows lie; JSON is written anew, uncounted.
+    reply_bytes, copied_bytes  rows that answers were made of, and rows that were copied, for requests that
+        left, too: out of the ring, or into shared memory. Safetensors leave as these rows lie; JSON is
+        written anew, which is not counted.
 
     A pack knows nothing of where its pieces come from: they are items to it, and to the shard's counters.
     """

@@ -41,7 +41,7 @@ class Places:
 
     async def fill(self, embeddings: Sequence[Embedding]) -> tuple[Embedding, ...]:
         """The embeddings at their places; those that lie elsewhere are copied, in a thread."""
-        if self.shared is None:
+        if not self.copied_bytes(embeddings):
             return tuple(embeddings)
         return await asyncio.to_thread(lambda: tuple(map(_place, embeddings, self.rows)))
 

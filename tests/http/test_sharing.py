@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from typing import Any
 
 import httpx
@@ -24,7 +25,9 @@ from tests.http.samples import audio_part, image_part, json_request, png, wav
 from tests.pool.local_pool import until
 
 HERE = {HOST_HEADER: host_identity()}
-ELSEWHERE = {HOST_HEADER: "00000000-0000-0000-0000-000000000000.1"}
+BOOT, NETWORK, USER = host_identity().split(".")
+ELSEWHERE = {HOST_HEADER: f"00000000-0000-0000-0000-000000000000.{NETWORK}.{USER}"}
+OTHER_USER = {HOST_HEADER: f"{BOOT}.{NETWORK}.{int(USER) + 1}"}
 ONLY = {"accept": SHARED_MEMORY}
 BOTH = {"accept": f"{SHARED_MEMORY}, {SAFETENSORS};q=0.9"}
 BODY = json_request(image_part(png()), audio_part(wav()))
@@ -73,7 +76,7 @@ async def test_the_answer_is_the_one_that_the_docs_describe() -> None:
 async def test_a_caller_on_another_host_gets_a_body() -> None:
     pool = sharing_pool()
     with pool.sharing():
-        for headers in (BOTH, BOTH | ELSEWHERE, BOTH | {HOST_HEADER: ""}):
+        for headers in (BOTH, BOTH | ELSEWHERE, BOTH | OTHER_USER, BOTH | {HOST_HEADER: ""}):
             reply = await encode(pool, headers)
             assert reply.headers["content-type"] == SAFETENSORS
     assert pool.leases.counters.promised == 0
@@ -86,6 +89,13 @@ async def test_a_caller_on_another_host_that_takes_no_body_is_told_why_before_it
     assert reply.status_code == 406
     assert HOST_HEADER in reply.json()["error"]["message"]
     assert pool.calls == []
+
+
+async def test_other_users_of_the_host_may_be_let_in() -> None:
+    pool = sharing_pool(other_users=True)
+    with pool.sharing():
+        assert (await encode(pool, ONLY | OTHER_USER)).headers["content-type"] == SHARED_MEMORY
+        assert (await encode(pool, ONLY | ELSEWHERE)).status_code == 406
 
 
 async def test_where_it_is_off_nobody_shares() -> None:
@@ -128,6 +138,9 @@ async def test_a_client_that_shares_gets_arrays_over_memory_that_it_holds() -> N
             items = await client.encode([png(), wav()])
         np.testing.assert_array_equal(items[1].rows, embedding_of(Media(Modality.AUDIO, wav(), "")).rows)
         assert items[0].lease is not None
+        copy = pickle.loads(pickle.dumps(items[0]))
+        assert copy.lease is None
+        np.testing.assert_array_equal(copy.rows, items[0].rows)
         assert pool.leases.held == 1
         del items
         await until(lambda: pool.leases.counters.released == 1)

@@ -40,7 +40,7 @@ async def main():
     at_once = await asyncio.gather(*(toys.encode(PNG) for _ in range(40)))
     found["at_once"] = [seen(items) for items in at_once]
     import encoder_pool.handle
-    encoder_pool.handle.host_identity = lambda: "elsewhere.1"
+    encoder_pool.handle.host_identity = lambda: "elsewhere.1.0"
     found["by_value"] = seen(await bulky.encode([PNG, PNG]))
     return found
 
