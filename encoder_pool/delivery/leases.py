@@ -4,8 +4,9 @@ reserved  being written
 promised  its handle is in a reply; swept if nobody has come for it after `claim_s`
 held      a consumer has come for it; until it is released, or swept because the consumer died
 
-All of it counts against `max_bytes`, so that consumers that are slow to release cannot fill the host. Belongs
-to one event loop.
+All of it counts against `max_bytes`, so that consumers that are slow to release cannot fill the host. What a
+living consumer has mapped cannot be taken from it: to forget its lease would hide the memory, not free it.
+Belongs to one event loop.
 """
 
 from __future__ import annotations

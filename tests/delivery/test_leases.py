@@ -137,9 +137,10 @@ async def test_memory_that_nobody_comes_for_is_swept() -> None:
         await until(lambda: not open_files())
 
 
-async def test_memory_that_is_held_is_not_swept() -> None:
-    async with serving(claim_s=0.2) as leases:
+async def test_memory_that_is_held_is_not_swept(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving() as leases:
         memory, _ = await taken(await promised(leases))
+        monkeypatch.setattr(leases, "_config", DeliveryConfig(claim_s=0.01))
         await promised(leases)
         await until(lambda: leases.counters.swept == 1)
         assert leases.describe()["held"] == 1
@@ -225,6 +226,7 @@ async def test_a_connection_that_says_nothing_is_closed(monkeypatch: pytest.Monk
             loop = asyncio.get_running_loop()
             await loop.sock_connect(silent, f"\0{handle.socket}")
             assert await loop.sock_recv(silent, 1) == b""
+        monkeypatch.undo()
         memory, _ = await taken(handle)
         assert len(memory) == 4096
 

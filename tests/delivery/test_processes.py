@@ -16,7 +16,10 @@ import numpy as np
 import pytest
 
 from encoder_pool import EncoderClient
+from encoder_pool.client.protocol import SHARED_MEMORY
 from encoder_pool.core import Media, Modality
+from encoder_pool.delivery.handle import Handle, host_identity
+from encoder_pool.delivery.take import HandleGoneError, take
 from tests.delivery.replica import replica
 from tests.http.fake_pool import embedding_of
 from tests.http.samples import png
@@ -34,6 +37,8 @@ for line in sys.stdin:
     exec(line)
     print("done", flush=True)
 """
+
+HEADERS = {"accept": SHARED_MEMORY, "content-type": "image/png", "x-encoder-pool-host": host_identity()}
 
 
 class Consumer:
@@ -115,23 +120,15 @@ def test_a_killed_replica_leaves_the_rows_to_their_consumer_and_nothing_on_the_h
     with replica() as (url, process):
         with EncoderClient(url, delivery="shared_memory") as client:
             (item,) = client.encode(png(1))
-            client.encode(png(2))
-            assert item.lease is not None
-            sockets = sockets_of(process.pid)
-            assert "/dev/shm/" not in Path(f"/proc/{process.pid}/maps").read_text()
-            os.kill(process.pid, signal.SIGKILL)
-            process.wait(20)
-        assert item.rows.tolist() == rows_of(png(1))
-        item.rows[:] = 0
-        assert not np.any(item.embedding)
-        assert sockets
-        assert not sockets & set(Path("/proc/net/unix").read_text().split())
-        item.lease.release()
-
-
-def sockets_of(pid: int) -> set[str]:
-    """Names in the abstract namespace on which the replicas of this host listen."""
-    lines = Path("/proc/net/unix").read_text().splitlines()
-    inodes = {os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir()}
-    ours = [line.split() for line in lines if "@encoder-pool-" in line]
-    return {words[7] for words in ours if f"socket:[{words[6]}]" in inodes}
+        promised = httpx.post(f"{url}/v1/encode?model=fake", content=png(2), headers=HEADERS).json()["memory"]
+        assert "/dev/shm/" not in Path(f"/proc/{process.pid}/maps").read_text()
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait(20)
+    assert item.rows.tolist() == rows_of(png(1))
+    item.rows[:] = 0
+    assert not np.any(item.embedding)
+    assert promised["socket"] not in Path("/proc/net/unix").read_text()
+    with pytest.raises(HandleGoneError, match="does not answer"):
+        take(Handle(**promised))
+    assert item.lease is not None
+    item.lease.release()

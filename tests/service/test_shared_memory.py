@@ -50,6 +50,7 @@ def test_a_reply_is_copied_once_between_ring_and_caller(several: Service, delive
 
 def test_rows_come_as_memory_that_counts_until_it_is_released(several: Service) -> None:
     url = f"{several.root}/bulky"
+    wait_until(lambda: several.info(url)["delivery"]["open"] == 0, 20)
     before = several.info(url)["delivery"]
     with EncoderClient(url, delivery="shared_memory") as client:
         items = client.encode([PNG, PNG])
