@@ -10,14 +10,16 @@ if TYPE_CHECKING:
     from encoder_pool.builder import build_app
     from encoder_pool.client import AsyncEncoderClient, EncoderClient
     from encoder_pool.config import PoolConfig
+    from encoder_pool.handle import PoolHandle
 
-__all__ = ["AsyncEncoderClient", "EncoderClient", "PoolConfig", "build_app"]
+__all__ = ["AsyncEncoderClient", "EncoderClient", "PoolConfig", "PoolHandle", "build_app"]
 __version__ = version("encoder-pool")
 
 _HOMES = {
     "AsyncEncoderClient": "encoder_pool.client",
     "EncoderClient": "encoder_pool.client",
     "PoolConfig": "encoder_pool.config",
+    "PoolHandle": "encoder_pool.handle",
     "build_app": "encoder_pool.builder",
 }
 

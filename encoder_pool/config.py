@@ -207,6 +207,27 @@ class CacheConfig(Section):
     )
 
 
+class DeliveryConfig(Section):
+    """Replies as shared memory, for callers on the replica's own host that ask for it."""
+
+    max_bytes: Annotated[int, Field(ge=0)] = Field(
+        256 * MIB,
+        description="Bytes of replies in shared memory that callers have not released; who asks for more "
+        "gets a body, or 503 where only shared memory will do. 0 shares none.",
+    )
+    claim_s: Seconds = Field(
+        30.0, description="Time a caller has to take the memory of a reply; then it is given up."
+    )
+    other_users: bool = Field(
+        False, description="Whether processes of other users than the replica's own may take memory."
+    )
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything may be shared."""
+        return self.max_bytes > 0
+
+
 class ShardConfig(Section):
     """The actor that owns the tower."""
 
@@ -270,6 +291,7 @@ class PoolConfig(Section):
     queue: QueueConfig = QueueConfig()
     limits: LimitsConfig = LimitsConfig()
     cache: CacheConfig = CacheConfig()
+    delivery: DeliveryConfig = DeliveryConfig()
     shard: ShardConfig = ShardConfig()
     replica: ReplicaConfig = ReplicaConfig()
     scaling: ScalingConfig = ScalingConfig()

@@ -13,6 +13,7 @@ import encoder_pool
 from encoder_pool import config
 from encoder_pool.config import (
     CacheConfig,
+    DeliveryConfig,
     LadderConfig,
     LimitsConfig,
     ModelConfig,
@@ -34,6 +35,7 @@ MAY_BE_ZERO = {
     (ScalingConfig, "upscale_delay_s"),
     (CacheConfig, "max_bytes"),
     (LadderConfig, "reserve_bytes"),
+    (DeliveryConfig, "max_bytes"),
 }
 
 
@@ -59,7 +61,7 @@ KEYS = [(section, name) for section in SECTIONS for name in section.model_fields
 NUMBERS = [
     (section, name)
     for section, name in KEYS
-    if isinstance(section.model_fields[name].default, int | float) or section is LadderConfig
+    if type(section.model_fields[name].default) in (int, float) or section is LadderConfig
 ]
 
 

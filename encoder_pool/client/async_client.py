@@ -13,9 +13,10 @@ import httpx
 
 from encoder_pool.client import protocol
 from encoder_pool.client.errors import EncoderError, error_of_transport
-from encoder_pool.client.inputs import Input, uploads_of
-from encoder_pool.client.reply import EncodedItem, items_of
+from encoder_pool.client.inputs import Input, Upload, uploads_of
+from encoder_pool.client.reply import EncodedItem
 from encoder_pool.client.retry import RetryPolicy
+from encoder_pool.delivery.take import HandleGoneError
 from encoder_pool.http.service import Readiness
 
 
@@ -29,6 +30,7 @@ class AsyncEncoderClient:
         model: str | None = None,
         timeout_s: float = 60.0,
         max_retries: int = 3,
+        delivery: protocol.Delivery = "body",
         transport: httpx.AsyncBaseTransport | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
@@ -40,6 +42,7 @@ class AsyncEncoderClient:
         self._model = model
         self._timeout_s = timeout_s
         self._policy = RetryPolicy(max_retries)
+        self._delivery = delivery
         self._sleep = sleep
         self._clock = clock
 
@@ -49,8 +52,11 @@ class AsyncEncoderClient:
         if not uploads:
             return []
         model = self._model = self._model or (await self.models())[0]
-        request = protocol.encode_request(self._http, model, uploads, self._timeout_s)
-        return items_of((await self._send(request)).content)
+        try:
+            return await self._encode(model, uploads, self._delivery)
+        except HandleGoneError:
+            # The replica ended in between, or is out of reach after all. A body comes from any.
+            return await self._encode(model, uploads, "body")
 
     async def models(self) -> list[str]:
         """The names that requests may give: the served name, then its aliases. Raises EncoderError."""
@@ -88,6 +94,12 @@ class AsyncEncoderClient:
     ) -> None:
         """Close all connections."""
         await self.close()
+
+    async def _encode(
+        self, model: str, uploads: Sequence[Upload], delivery: protocol.Delivery
+    ) -> list[EncodedItem]:
+        request = protocol.encode_request(self._http, model, uploads, self._timeout_s, delivery)
+        return await asyncio.to_thread(protocol.items_of_reply, await self._send(request))
 
     async def _look(self) -> Readiness | EncoderError:
         return protocol.readiness_of(await self._attempt(protocol.ready_request(self._http)))

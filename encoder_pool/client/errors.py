@@ -27,6 +27,8 @@ from typing import Any
 
 import httpx
 
+from encoder_pool.errors import DeadlineExceeded, PoolError
+
 MAX_TEXT_CHARS = 200
 """Of a proxy's own error page, which is no JSON."""
 
@@ -143,9 +145,7 @@ def error_of_reply(reply: httpx.Response) -> EncoderError:
     """The error that an unsuccessful answer stands for."""
     detail = _detail(reply)
     status, code = reply.status_code, detail.get("code")
-    fallback = BadRequestError if status < 500 else ServerFailedError
-    kind = _BY_CODE.get(code or "") or _BY_STATUS.get(status, fallback)
-    return kind(
+    return _kind(status, code)(
         detail.get("message")
         or f"HTTP {status}: {reply.text[:MAX_TEXT_CHARS].strip() or reply.reason_phrase}",
         status_code=status,
@@ -157,6 +157,18 @@ def error_of_reply(reply: httpx.Response) -> EncoderError:
     )
 
 
+def error_of_pool(error: PoolError) -> EncoderError:
+    """The error that a pool's own stands for, where no HTTP is between the two."""
+    return _kind(error.status, error.code)(
+        error.message,
+        status_code=error.status,
+        code=error.code,
+        param=error.param,
+        retry_after_s=error.retry_after_s,
+        is_retryable=error.status in _TRANSIENT and not isinstance(error, DeadlineExceeded),
+    )
+
+
 def error_of_transport(error: httpx.TransportError) -> EncoderError:
     """The error that a request without an answer stands for."""
     if isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout):
@@ -164,6 +176,11 @@ def error_of_transport(error: httpx.TransportError) -> EncoderError:
     kind = type(error).__name__
     can_succeed = not isinstance(error, httpx.UnsupportedProtocol)
     return ConnectionFailedError(f"the connection failed ({kind}: {error})", is_retryable=can_succeed)
+
+
+def _kind(status: int, code: str | None) -> type[EncoderError]:
+    fallback = BadRequestError if status < 500 else ServerFailedError
+    return _BY_CODE.get(code or "") or _BY_STATUS.get(status, fallback)
 
 
 def _detail(reply: httpx.Response) -> dict[str, Any]:

@@ -8,15 +8,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import httpx
 
 from encoder_pool.client.errors import EncoderError, InvalidReplyError, UnavailableError, error_of_reply
 from encoder_pool.client.inputs import Upload
+from encoder_pool.client.reply import EncodedItem, items_of, shared_items_of
+from encoder_pool.delivery.handle import host_identity
 from encoder_pool.http.service import Readiness
 
 Outcome: TypeAlias = httpx.Response | EncoderError
+Delivery: TypeAlias = Literal["body", "shared_memory"]
+"""How embeddings come: shared memory where the server is on this host and has room, else in the body."""
+
+SAFETENSORS = "application/vnd.safetensors"
+SHARED_MEMORY = "application/vnd.encoder-pool.shared-memory+json"
 
 POLL_S = 0.25
 """Between two looks at a server that is not ready yet."""
@@ -30,16 +37,32 @@ def root_of(base_url: str) -> str:
 
 
 def encode_request(
-    http: httpx.Client | httpx.AsyncClient, model: str, uploads: Sequence[Upload], timeout_s: float
+    http: httpx.Client | httpx.AsyncClient,
+    model: str,
+    uploads: Sequence[Upload],
+    timeout_s: float,
+    delivery: Delivery,
 ) -> httpx.Request:
     """A multipart request: files travel as they are, without base64."""
+    headers = {"accept": SAFETENSORS, "x-deadline-seconds": f"{timeout_s:g}"}
+    if delivery == "shared_memory":
+        headers |= {
+            "accept": f"{SHARED_MEMORY}, {SAFETENSORS};q=0.9",
+            "x-encoder-pool-host": host_identity(),
+        }
     return http.build_request(
         "POST",
         "/v1/encode",
         data={"model": model},
         files=[("files", (upload.name, upload.data)) for upload in uploads],
-        headers={"accept": "application/vnd.safetensors", "x-deadline-seconds": f"{timeout_s:g}"},
+        headers=headers,
     )
+
+
+def items_of_reply(reply: httpx.Response) -> list[EncodedItem]:
+    """The items of a good answer. Raises HandleGoneError if its memory cannot be had, InvalidReplyError."""
+    is_shared = reply.headers.get("content-type") == SHARED_MEMORY
+    return shared_items_of(reply.content) if is_shared else items_of(reply.content)
 
 
 def ready_request(http: httpx.Client | httpx.AsyncClient) -> httpx.Request:

@@ -1,13 +1,15 @@
-"""A safetensors answer -> items with numpy arrays that own their memory.
+"""An answer -> items with numpy arrays: over memory of their own, or over memory that the server shares.
 
-Read here because the library's numpy loader has no bfloat16. Everything that the header claims is checked
-against the bytes that came. torch is imported only by `EncodedItem.torch`. Knows nothing of HTTP.
+Safetensors are read here because the library's numpy loader has no bfloat16. Everything that an answer claims
+is checked against the bytes that came. torch is imported only by `EncodedItem.torch`. Knows nothing of HTTP.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from mmap import mmap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +17,8 @@ import numpy.typing as npt
 
 from encoder_pool.client.errors import InvalidReplyError
 from encoder_pool.core import DType, Grid, Modality, Part, Source
+from encoder_pool.delivery.handle import Handle
+from encoder_pool.delivery.take import Lease, take
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +38,7 @@ class EncodedItem:
     parts          the columns from left to right, if they are several things, e.g. deepstack levels
     source         what the decoder found
     digest         hex SHA-256 of the bytes that were sent
+    lease          on the shared memory of the whole answer, where `rows` lies; None if it owns its memory
     """
 
     rows: npt.NDArray[np.generic]
@@ -44,6 +49,7 @@ class EncodedItem:
     parts: tuple[Part, ...]
     source: Source
     digest: str
+    lease: Lease | None = None
 
     @property
     def tokens(self) -> int:
@@ -104,6 +110,38 @@ def items_of(body: bytes) -> list[EncodedItem]:
         raise InvalidReplyError(f"the answer is no valid safetensors document: {error!r}") from error
 
 
+def shared_items_of(body: bytes) -> list[EncodedItem]:
+    """All items of an answer in shared memory, which they hold while they live.
+
+    Raises HandleGoneError if the memory cannot be had, InvalidReplyError if the answer is malformed.
+    """
+    try:
+        document = json.loads(body)
+        offsets = [each["offset"] for each in document["data"]]
+        return items_in(Handle(**document["memory"]), offsets, document["data"])
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise InvalidReplyError(f"the answer is no valid shared memory document: {error!r}") from error
+
+
+def items_in(
+    handle: Handle, offsets: Sequence[int], described: Sequence[Mapping[str, Any]]
+) -> list[EncodedItem]:
+    """All items of an answer in the memory of a handle. Raises HandleGoneError if it cannot be had."""
+    memory, lease = take(handle)
+    return [
+        item_of(_rows_in(memory, offset, each), each, lease)
+        for offset, each in zip(offsets, described, strict=True)
+    ]
+
+
+def _rows_in(memory: mmap, offset: int, described: Mapping[str, Any]) -> npt.NDArray[np.generic]:
+    dtype = DType(described["dtype"])
+    shape = described["tokens"], described["width"]
+    if min(*shape, offset) < 0:
+        raise ValueError("an item's place is negative")
+    return np.frombuffer(memory, dtype.storage, shape[0] * shape[1], offset).reshape(shape)
+
+
 def _header(body: bytes) -> tuple[dict[str, Any], int]:
     """The header and where the rows start."""
     start = LENGTH_BYTES + int.from_bytes(body[:LENGTH_BYTES], "little")
@@ -122,13 +160,19 @@ def _item(body: bytes, start: int, tensor: dict[str, Any], described: dict[str, 
     if end - first != tokens * width * dtype.storage.itemsize:
         raise ValueError("a tensor's shape does not fit its bytes")
     rows = np.frombuffer(body, dtype.storage, tokens * width, start + first).reshape(tokens, width).copy()
+    return item_of(rows, described, None)
+
+
+def item_of(rows: npt.NDArray[np.generic], described: Mapping[str, Any], lease: Lease | None) -> EncodedItem:
+    """An item of these rows, and of what the server says of it."""
     return EncodedItem(
         rows=rows,
-        dtype=dtype,
+        dtype=DType(described["dtype"]),
         modality=Modality(described["modality"]),
         grid=Grid(*described["grid"]),
         prefix_tokens=described["prefix_tokens"],
         parts=tuple(Part(part["name"], part["width"]) for part in described["parts"]),
         source=Source(*(described["source"][name] for name in ("format", "width", "height", "seconds"))),
         digest=described["digest"],
+        lease=lease,
     )

@@ -12,9 +12,10 @@ import httpx
 
 from encoder_pool.client import protocol
 from encoder_pool.client.errors import EncoderError, error_of_transport
-from encoder_pool.client.inputs import Input, uploads_of
-from encoder_pool.client.reply import EncodedItem, items_of
+from encoder_pool.client.inputs import Input, Upload, uploads_of
+from encoder_pool.client.reply import EncodedItem
 from encoder_pool.client.retry import RetryPolicy
+from encoder_pool.delivery.take import HandleGoneError
 from encoder_pool.http.service import Readiness
 
 
@@ -28,6 +29,7 @@ class EncoderClient:
         model: str | None = None,
         timeout_s: float = 60.0,
         max_retries: int = 3,
+        delivery: protocol.Delivery = "body",
         transport: httpx.BaseTransport | None = None,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
@@ -38,11 +40,14 @@ class EncoderClient:
         model        served name or alias; unset, the server is asked once
         timeout_s    of one attempt, in seconds; the server gives up after it, too
         max_retries  repetitions after overload, unavailability or a failed connection
+        delivery     "shared_memory" has rows lie in memory that the server shares, if it is on this host and
+                     has room; they hold it as long as they live. An item's `lease` tells whether they do.
         """
         self._http = httpx.Client(base_url=protocol.root_of(base_url), timeout=timeout_s, transport=transport)
         self._model = model
         self._timeout_s = timeout_s
         self._policy = RetryPolicy(max_retries)
+        self._delivery = delivery
         self._sleep = sleep
         self._clock = clock
 
@@ -52,8 +57,11 @@ class EncoderClient:
         if not uploads:
             return []
         model = self._model = self._model or self.models()[0]
-        request = protocol.encode_request(self._http, model, uploads, self._timeout_s)
-        return items_of(self._send(request).content)
+        try:
+            return self._encode(model, uploads, self._delivery)
+        except HandleGoneError:
+            # The replica ended in between, or is out of reach after all. A body comes from any.
+            return self._encode(model, uploads, "body")
 
     def models(self) -> list[str]:
         """The names that requests may give: the served name, then its aliases. Raises EncoderError."""
@@ -91,6 +99,12 @@ class EncoderClient:
     ) -> None:
         """Close all connections."""
         self.close()
+
+    def _encode(
+        self, model: str, uploads: Sequence[Upload], delivery: protocol.Delivery
+    ) -> list[EncodedItem]:
+        request = protocol.encode_request(self._http, model, uploads, self._timeout_s, delivery)
+        return protocol.items_of_reply(self._send(request))
 
     def _look(self) -> Readiness | EncoderError:
         return protocol.readiness_of(self._attempt(protocol.ready_request(self._http)))

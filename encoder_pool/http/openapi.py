@@ -28,8 +28,9 @@ from encoder_pool.errors import (
     UnsupportedMedia,
 )
 from encoder_pool.http.body import DEADLINE_HEADER
-from encoder_pool.http.negotiate import JSON, OCTETS, SAFETENSORS
-from encoder_pool.http.schema import EncodeBody, EncodeReply, ErrorBody
+from encoder_pool.http.negotiate import JSON, OCTETS, SAFETENSORS, SHARED_MEMORY
+from encoder_pool.http.schema import EncodeBody, EncodeReply, ErrorBody, SharedReply
+from encoder_pool.http.sharing import HOST_HEADER
 
 ERROR_CODES: dict[type[PoolError], tuple[str, ...]] = {
     InvalidRequest: (
@@ -68,7 +69,7 @@ ERROR_CODES: dict[type[PoolError], tuple[str, ...]] = {
     Overloaded: ("overloaded",),
     EncodeFailed: ("encode_failed", "not_finite"),
     Internal: ("internal",),
-    Unavailable: ("not_ready", "draining", "no_worker"),
+    Unavailable: ("not_ready", "draining", "no_worker", "no_shared_memory"),
     DeadlineExceeded: ("deadline_exceeded",),
 }
 
@@ -85,6 +86,10 @@ Answers `{SAFETENSORS}` unless `Accept` asks for `{JSON}`: tensors `embeddings.0
 of shape (tokens, width) in the order of the items, and in `__metadata__` the strings `request_id`, `model`
 and `items`, the last a JSON list of what `ItemInfo` describes. Items stand or fall together; `param` names
 the first bad one.
+
+A caller on the server's own host may name `{SHARED_MEMORY}` in `Accept`, and itself in `{HOST_HEADER}`: where
+there is room, the answer is a `SharedReply`, and the rows are in memory that the caller maps. Name
+`{SAFETENSORS};q=0.9` beside it to get a body where there is none.
 """
 
 
@@ -95,7 +100,12 @@ class DocumentedApp(FastAPI):
         """The document; built once."""
         schema = super().openapi()
         _, extra = models_json_schema(
-            [(EncodeBody, "validation"), (EncodeReply, "serialization"), (ErrorBody, "serialization")],
+            [
+                (EncodeBody, "validation"),
+                (EncodeReply, "serialization"),
+                (SharedReply, "serialization"),
+                (ErrorBody, "serialization"),
+            ],
             ref_template="#/components/schemas/{model}",
         )
         schema["components"]["schemas"].update(extra["$defs"])
@@ -113,6 +123,12 @@ def encode_operation() -> dict[str, Any]:
                 "Seconds after which the answer is of no use, from when the request's head has arrived; "
                 "at most queue.deadline_s, which is the default.",
             ),
+            _header(
+                HOST_HEADER,
+                {"type": "string"},
+                "The caller's host, for shared memory: `/proc/sys/kernel/random/boot_id`, the inode of "
+                "`/proc/self/ns/net` and the effective user's number, joined by dots.",
+            ),
             _query("model", {"type": "string"}),
             _query("encoding_format", {"enum": ["base64", "float"]}),
         ],
@@ -123,7 +139,12 @@ def encode_operation() -> dict[str, Any]:
 def encode_responses() -> dict[int | str, dict[str, Any]]:
     """All statuses of the encode route: 200 and one for each class of error."""
     binary = {"schema": {"type": "string", "format": "binary"}}
-    content = {SAFETENSORS: binary, OCTETS: binary, JSON: {"schema": _ref("EncodeReply")}}
+    content = {
+        SAFETENSORS: binary,
+        OCTETS: binary,
+        JSON: {"schema": _ref("EncodeReply")},
+        SHARED_MEMORY: {"schema": _ref("SharedReply")},
+    }
     headers = _reply_headers("x-request-id", "Server-Timing")
     responses: dict[int | str, dict[str, Any]] = {
         200: {"description": "One embedding for each item.", "content": content, "headers": headers}

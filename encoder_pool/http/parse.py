@@ -74,6 +74,12 @@ def parse(
     return EncodeRequest(tuple(media), encoding)
 
 
+def items_of_files(files: Sequence[bytes], service: PoolService) -> tuple[Media, ...]:
+    """The items of a caller that hands over files without a body around them. Raises as `parse` does."""
+    _check_count(len(files), "files", service.config.limits)
+    return tuple(_file(data, f"files[{index}]", service) for index, data in enumerate(files))
+
+
 def _kind(content_type: str) -> str:
     return content_type.partition(";")[0].strip().lower()
 

@@ -22,12 +22,19 @@ from starlette.responses import Response
 from encoder_pool.errors import Unavailable
 from encoder_pool.http.body import Deadline, deadline_of, read_body
 from encoder_pool.http.errors import Edge, answer_framework_error
-from encoder_pool.http.negotiate import JSON, negotiate
+from encoder_pool.http.negotiate import JSON, SHARED_MEMORY, negotiate
 from encoder_pool.http.openapi import DESCRIPTION, DocumentedApp, encode_operation, encode_responses
 from encoder_pool.http.parse import EncodeRequest, check_content_type, parse
 from encoder_pool.http.schema import Encoding, HealthReply, ModelCard, ModelList, ReadyReply, WorkerCount
 from encoder_pool.http.service import PoolService, Reservation, Timings
-from encoder_pool.http.wire import Answer, ChunkedResponse, json_document, safetensors_chunks
+from encoder_pool.http.sharing import why_not_shared
+from encoder_pool.http.wire import (
+    Answer,
+    ChunkedResponse,
+    json_document,
+    safetensors_chunks,
+    shared_document,
+)
 
 
 def build_app(service: PoolService, *, behind_serve: bool = False) -> FastAPI:
@@ -64,15 +71,19 @@ def _add_encode(app: FastAPI, service: PoolService) -> None:
         deadline = deadline_of(request, service.config.queue)
         check_content_type(request.headers.get("content-type", ""))
         accept = request.headers.getlist("accept")
+        why_not = why_not_shared(request, service.config.delivery)
         # What the body may prefer decides ties only: if nothing will do, nothing has to be read.
-        negotiate(accept, prefers_json=False)
+        negotiate(accept, prefers_json=False, why_not_shared=why_not)
         with service.admit() as reservation:
             asked = await _receive(request, service, reservation, deadline)
-            media_type = negotiate(accept, prefers_json=asked.encoding is not None)
-            encoded = await service.encode(asked.media, reservation, deadline.left_s())
+            wanted = negotiate(accept, prefers_json=asked.encoding is not None, why_not_shared=why_not)
+            encoded = await service.encode(asked.media, reservation, deadline.left_s(), wanted.sharing)
         answer = Answer(request.state.request_id, service.config.model.name, encoded.embeddings)
         headers = {"server-timing": _server_timing(encoded.timings, time.perf_counter() - started)}
-        return await _reply(answer, media_type, asked.encoding or "base64", headers)
+        if encoded.shared is not None:
+            return Response(shared_document(answer, encoded.shared), 200, headers, SHARED_MEMORY)
+        assert wanted.body is not None, "shared memory is refused by an error where nothing else will do"
+        return await _reply(answer, wanted.body, asked.encoding or "base64", headers)
 
 
 async def _receive(

@@ -135,6 +135,38 @@ class EncodeReply(BaseModel):
     usage: Usage
 
 
+class SharedItem(ItemInfo):
+    """One item of an answer in shared memory: `tokens` rows of `width` columns of `dtype`, row after row."""
+
+    object: Literal["embedding"]
+    offset: int = Field(description="Bytes from the start of the memory to the first row.")
+
+
+class MemoryHandle(BaseModel):
+    """How to come by the memory of an answer.
+
+    Connect to the socket (`AF_UNIX`, `SOCK_SEQPACKET`), send the token as one message, receive one message
+    with a descriptor (`SCM_RIGHTS`), and map it. The memory counts for the server until the connection ends:
+    send `released` first, so that it can tell who is done from who died. A token is good once.
+    """
+
+    socket: str = Field(description="Name in the abstract namespace: a zero byte goes before it.")
+    token: str
+    num_bytes: int
+    claim_s: float = Field(description="Seconds after which the memory is given up if nobody has taken it.")
+
+
+class SharedReply(BaseModel):
+    """The answer to an encode request in shared memory."""
+
+    id: str = Field(description="The request id, as in the x-request-id header.")
+    object: Literal["list"]
+    model: str
+    data: list[SharedItem]
+    memory: MemoryHandle
+    usage: Usage
+
+
 class ErrorDetail(BaseModel):
     """What went wrong."""
 

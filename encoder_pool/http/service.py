@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from enum import Enum
+from typing import Any, NamedTuple, Protocol
 
 from encoder_pool.config import PoolConfig
 from encoder_pool.core import Embedding, Media, Modality
+from encoder_pool.delivery.handle import Handle
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +25,35 @@ class Timings:
     encode_s: float = 0.0
 
 
+class Sharing(Enum):
+    """Whether a request's rows go into shared memory: if there is room, or else nowhere."""
+
+    NEVER = "never"
+    IF_ROOM = "if_room"
+    ALWAYS = "always"
+
+
+class Shared(NamedTuple):
+    """Shared memory that holds the rows of an answer.
+
+    handle   for its consumer
+    offsets  where each item's rows start, in bytes
+    """
+
+    handle: Handle
+    offsets: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """The answer to one request: one embedding per item, in the caller's order."""
+    """The answer to one request: one embedding per item, in the caller's order.
+
+    shared  where its rows are, if they are in shared memory
+    """
 
     embeddings: tuple[Embedding, ...]
     timings: Timings
+    shared: Shared | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +106,13 @@ class PoolService(Protocol):
         """
         ...
 
-    async def encode(self, media: Sequence[Media], reservation: Reservation, deadline_s: float) -> Encoded:
+    async def encode(
+        self,
+        media: Sequence[Media],
+        reservation: Reservation,
+        deadline_s: float,
+        sharing: Sharing = Sharing.NEVER,
+    ) -> Encoded:
         """Encode all items or raise one PoolError. Cancelling the call drops what is still queued."""
         ...
 

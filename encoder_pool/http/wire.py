@@ -1,10 +1,11 @@
-"""Embeddings -> response bodies: safetensors without a copy, or JSON.
+"""Embeddings -> response bodies: safetensors without a copy, JSON, or where in shared memory they are.
 
 safetensors   an 8-byte little-endian header length, a JSON header, then the rows of all items, one item after
               the other (https://github.com/huggingface/safetensors#format). The header is written here
               because the library copies every tensor twice and numpy has no bfloat16; the rows leave as
               memoryviews of the pool's own arrays, each as one ASGI message under one content-length.
 JSON          OpenAI's list shape, rows in base64 (little endian) or as floats.
+shared memory JSON that says where the rows are, how to come by them, and until when.
 
 Rows are finite, the pool sees to it, so no NaN or infinity can reach a JSON document. The machine is
 little endian. Knows nothing of negotiation or of the pool.
@@ -16,7 +17,7 @@ import base64
 import copyreg
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from starlette.types import Receive, Scope, Send
 
 from encoder_pool.core import DType, Embedding
 from encoder_pool.http.schema import Encoding
+from encoder_pool.http.service import Shared
 
 SAFETENSORS_DTYPES = {DType.FLOAT32: "F32", DType.FLOAT16: "F16", DType.BFLOAT16: "BF16"}
 HEADER_ALIGNMENT = 8
@@ -92,14 +94,31 @@ def json_document(answer: Answer, encoding: Encoding) -> bytes:
         }
         for index, embedding in enumerate(answer.embeddings)
     ]
-    total = sum(len(embedding.rows) for embedding in answer.embeddings)
     return to_json(
         {
             "id": answer.request_id,
             "object": "list",
             "model": answer.model,
             "data": data,
-            "usage": {"total_tokens": total},
+            "usage": _usage(answer),
+        }
+    )
+
+
+def shared_document(answer: Answer, shared: Shared) -> bytes:
+    """The document of an answer whose rows are in shared memory: `schema.SharedReply`."""
+    data = [
+        {"object": "embedding", **describe(index, embedding), "offset": offset}
+        for index, (embedding, offset) in enumerate(zip(answer.embeddings, shared.offsets, strict=True))
+    ]
+    return to_json(
+        {
+            "id": answer.request_id,
+            "object": "list",
+            "model": answer.model,
+            "data": data,
+            "memory": asdict(shared.handle),
+            "usage": _usage(answer),
         }
     )
 
@@ -125,6 +144,10 @@ def describe(index: int, embedding: Embedding) -> dict[str, Any]:
         },
         "digest": embedding.digest,
     }
+
+
+def _usage(answer: Answer) -> dict[str, int]:
+    return {"total_tokens": sum(len(embedding.rows) for embedding in answer.embeddings)}
 
 
 def _raw(rows: npt.NDArray[np.generic]) -> memoryview:

@@ -36,12 +36,14 @@ class Job:
     """One item on its way through the pool.
 
     deadline   on the batcher's clock; it may be moved
+    rows       (tokens, width), where the item's rows are to go; None for an array of their own
     is_retry   its pack failed: it runs alone, once
     """
 
     item: PreparedItem
     deadline: float
     future: asyncio.Future[Embedding] = field(repr=False)
+    rows: npt.NDArray[np.generic] | None = field(default=None, repr=False)
     is_retry: bool = False
     queued_at: float = 0.0
     taken_at: float = 0.0
@@ -68,7 +70,10 @@ class Job:
 
     def keep(self, rows: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
         """A copy of the item's rows, which lie in memory that is soon used again. Called in a thread."""
-        return rows.copy()
+        if self.rows is None:
+            return rows.copy()
+        np.copyto(self.rows, rows)
+        return self.rows
 
     def finish(self, embedding: Embedding) -> None:
         """End with a result, unless it has ended already."""
@@ -106,9 +111,9 @@ class Batcher:
     def __len__(self) -> int:
         return len(self._queue)
 
-    def submit(self, item: PreparedItem, deadline: float) -> Job:
-        """Queue an item. Its job's future ends with an Embedding or a PoolError."""
-        job = Job(item, deadline, asyncio.get_running_loop().create_future())
+    def submit(self, item: PreparedItem, deadline: float, rows: npt.NDArray[np.generic] | None = None) -> Job:
+        """Queue an item. Its job's future ends with an Embedding or a PoolError; `rows` as in Job."""
+        job = Job(item, deadline, asyncio.get_running_loop().create_future(), rows)
         self.enter(job)
         return job
 

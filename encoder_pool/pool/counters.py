@@ -18,6 +18,9 @@ class PoolCounters:
     packs, packs_failed, items_retried  packs that came back, those that did not, and their items
     items_packed  items in the packs that came back, and pieces of items
     items_split, pieces  items that entered in pieces, and the pieces that these were cut into
+    reply_bytes, copied_bytes  rows that answers were made of, and rows that were copied, for requests that
+        left, too: out of the ring, or into shared memory. Safetensors leave as these rows lie; JSON is
+        written anew, which is not counted.
 
     A pack knows nothing of where its pieces come from: they are items to it, and to the shard's counters.
     """
@@ -34,6 +37,8 @@ class PoolCounters:
     items_retried: int = 0
     items_split: int = 0
     pieces: int = 0
+    reply_bytes: int = 0
+    copied_bytes: int = 0
 
     def count_ending(self, future: Future[Any], *, is_expired: bool) -> None:
         """Count an item by the way its future ended; one without an end was given up by its request.
@@ -51,6 +56,11 @@ class PoolCounters:
             self.items_failed += 1
 
     def snapshot(self) -> dict[str, int | float]:
-        """All counters, and the mean batch."""
+        """All counters, the mean batch, and how often a reply's byte was copied."""
         mean_batch = self.items_packed / self.packs if self.packs else 0.0
-        return {**asdict(self), "mean_batch": round(mean_batch, 3)}
+        copies = self.copied_bytes / self.reply_bytes if self.reply_bytes else 0.0
+        return {
+            **asdict(self),
+            "mean_batch": round(mean_batch, 3),
+            "copies_per_reply_byte": round(copies, 3),
+        }

@@ -17,7 +17,9 @@ from ray.exceptions import ActorDiedError
 from ray.util.placement_group import get_current_placement_group
 
 from encoder_pool.config import PoolConfig
+from encoder_pool.errors import PoolError
 from encoder_pool.http.routes import build_app
+from encoder_pool.pool.calls import Answer, Call, answer
 from encoder_pool.pool.identity import Identity, weights_version
 from encoder_pool.pool.pool import Pool
 from encoder_pool.pool.ray_shard import start_ray_shard
@@ -63,6 +65,10 @@ class EncoderPool:
     def __serve_build_asgi_app__(self) -> FastAPI:
         """The HTTP application; Serve asks for it once the constructor is through."""
         return build_app(self._pool, behind_serve=True)
+
+    async def call(self, call: Call) -> Answer | PoolError:
+        """A request through the Serve handle; `encoder_pool.PoolHandle` sends it."""
+        return await answer(self._pool, call)
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Serve's question how much there is to do."""

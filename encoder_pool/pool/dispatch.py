@@ -162,7 +162,9 @@ class Dispatcher:
         self._rate.observe(tokens, reply.encode_s)
         self._counters.packs += 1
         self._counters.items_packed += len(batch.jobs)
-        self._counters.tokens += sum(job.item.tokens for job in batch.jobs)
+        rows = sum(job.item.tokens for job in batch.jobs)
+        self._counters.tokens += rows
+        self._counters.copied_bytes += rows * self._adapter.width * self._dtype.storage.itemsize
 
     def _retry_or_fail(self, batch: Batch, error: Exception) -> None:
         """Each item of a failed pack runs once more, by itself; one that fails again has failed."""

@@ -66,6 +66,11 @@ class Flight:
         return self.preparing.result()
 
     @property
+    def num_rows(self) -> int:
+        """Rows that its embedding has, or will have; known once it is prepared."""
+        return self.tokens if self.is_launched else self.item.tokens
+
+    @property
     def future(self) -> asyncio.Future[Embedding]:
         """Its end, once it is launched. Others wait for it too: never cancel it."""
         assert self._future is not None, "it is not launched"

@@ -22,6 +22,7 @@ def describe(pool: Pool) -> dict[str, Any]:
         "limits": pool.config.limits.model_dump(mode="json"),
         "workers": _workers(pool),
         "held": _held(pool),
+        "delivery": pool.leases.describe(),
         "cache": {**pool.cache.describe(), "joined": pool.flights.joined},
         "counters": _counters(pool),
         "config": pool.config.model_dump(mode="json"),

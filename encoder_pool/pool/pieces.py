@@ -45,21 +45,15 @@ class PieceJob(Job):
 
     whole  the item, whose future this is
     load   number of the load that it entered with
-    rows   (tokens, width), its place in the item's array
+    rows   its place in the item's array
     """
 
     whole: Pieces = field(kw_only=True, repr=False)
     load: int = field(kw_only=True)
-    rows: Rows = field(kw_only=True, repr=False)
 
     def has_expired(self, now: float) -> bool:
         """Whether the item's deadline has passed."""
         return self.whole.deadline <= now
-
-    def keep(self, rows: Rows) -> Rows:
-        """Copy the rows to their place."""
-        np.copyto(self.rows, rows)
-        return self.rows
 
     def finish(self, embedding: Embedding) -> None:
         """Count the piece as done; the last one ends the item."""

@@ -17,8 +17,9 @@ import numpy as np
 
 from encoder_pool.config import PoolConfig
 from encoder_pool.core import Embedding, Media, Modality, PreparedItem
+from encoder_pool.delivery.leases import Leases
 from encoder_pool.errors import DeadlineExceeded, PoolError, Unavailable
-from encoder_pool.http.service import Encoded, Readiness, Reservation, Timings
+from encoder_pool.http.service import Encoded, Readiness, Reservation, Sharing, Timings
 from encoder_pool.pool.admission import Admission, TokenRate
 from encoder_pool.pool.batcher import Batcher, Job
 from encoder_pool.pool.cache import EmbeddingCache
@@ -28,6 +29,7 @@ from encoder_pool.pool.flights import Flight, Flights, Wanted
 from encoder_pool.pool.identity import Identity
 from encoder_pool.pool.info import describe
 from encoder_pool.pool.pieces import Pieces, in_loads
+from encoder_pool.pool.places import Places, Rows, places_for
 from encoder_pool.pool.ring import Ring
 from encoder_pool.pool.sizing import Sizing
 from encoder_pool.pool.worker import Worker, WorkerGone
@@ -64,6 +66,7 @@ class Pool:
         )
         self.cache = EmbeddingCache(config.cache.max_bytes, adapter.width, config.model.dtype)
         self.flights = Flights(self._begin_to_prepare, self.cache.put)
+        self.leases = Leases(config.delivery)
         self._identity = identity
         self._clock = clock
         self._preparers = ThreadPoolExecutor(config.replica.prepare_threads, "prepare")
@@ -71,11 +74,13 @@ class Pool:
     def start(self) -> None:
         """Begin to work. Needs the running event loop, to which the pool then belongs."""
         self.dispatcher.start()
+        self.leases.start()
 
     def stop(self) -> None:
         """End the worker and everything that is queued."""
         self.batcher.close(Unavailable("the replica is shutting down", code="draining"))
         self.dispatcher.stop()
+        self.leases.stop()
         self._preparers.shutdown(wait=False, cancel_futures=True)
 
     def admit(self) -> AbstractContextManager[Reservation]:
@@ -84,26 +89,25 @@ class Pool:
             raise WorkerGone().answer
         return self.admission.request()
 
-    async def encode(self, media: Sequence[Media], reservation: Reservation, deadline_s: float) -> Encoded:
+    async def encode(
+        self,
+        media: Sequence[Media],
+        reservation: Reservation,
+        deadline_s: float,
+        sharing: Sharing = Sharing.NEVER,
+    ) -> Encoded:
         """Encode all items of a request that was let in, or raise one PoolError."""
-        started = self._clock()
         timeout = asyncio.timeout(deadline_s)
+        deadline = self._clock() + deadline_s
         try:
             async with timeout:
-                keys = await self._identify(media)
-                found = self._look_up(keys)
-                wanted = zip(map(Wanted, keys, media), found, strict=True)
-                missed = [each for each, hit in wanted if hit is None]
-                with self.flights.join(missed, started + deadline_s) as flights:
-                    made, timings = await self._fly(flights, missed, reservation, started, timeout)
+                return await self._encode(media, reservation, deadline, timeout, sharing)
         except TimeoutError:
             if not timeout.expired():
                 raise
             raise DeadlineExceeded(
                 f"not encoded within {deadline_s:g} s (x-deadline-seconds, queue.deadline_s)"
             ) from None
-        rest = iter(made)
-        return Encoded(tuple(next(rest) if hit is None else hit for hit in found), timings)
 
     @property
     def modalities(self) -> frozenset[Modality]:
@@ -125,8 +129,9 @@ class Pool:
         return describe(self)
 
     async def check(self) -> None:
-        """Raise if a dispatch loop has ended; have the worker replace a shard that does not answer."""
+        """Raise if a loop of ours has ended; have the worker replace a shard that does not answer."""
         self.dispatcher.check()
+        self.leases.check()
         await self.worker.check()
 
     async def _identify(self, media: Sequence[Media]) -> Sequence[bytes | None]:
@@ -141,42 +146,81 @@ class Pool:
         self.counters.items_cached += sum(hit is not None for hit in found)
         return found
 
+    async def _encode(
+        self,
+        media: Sequence[Media],
+        reservation: Reservation,
+        deadline: float,
+        timeout: asyncio.Timeout,
+        sharing: Sharing,
+    ) -> Encoded:
+        """Find what was encoded before, and have the rest travel."""
+        started = self._clock()
+        keys = await self._identify(media)
+        found = self._look_up(keys)
+        wanted = zip(map(Wanted, keys, media), found, strict=True)
+        missed = [each for each, hit in wanted if hit is None]
+        with self.flights.join(missed, deadline) as flights:
+            await _all_prepared(flights, [one.media for one in missed])
+            prepared = self._clock()
+            shapes = [(tokens, self.adapter.width) for tokens in _tokens(found, flights)]
+            async with places_for(self.leases, sharing, shapes, self.config.model.dtype.storage) as places:
+                free = [rows for rows, hit in zip(places.rows, found, strict=True) if hit is None]
+                made = await self._fly(flights, missed, free, reservation, timeout)
+                timings = _timings(flights, prepared - started, self._clock() - prepared)
+                embeddings = await self._gather(found, made, places)
+        return Encoded(embeddings, timings, places.shared)
+
     async def _fly(
         self,
         flights: Sequence[Flight],
         wanted: Sequence[Wanted],
+        places: Sequence[Rows | None],
         reservation: Reservation,
-        started: float,
         timeout: asyncio.Timeout,
-    ) -> tuple[list[Embedding], Timings]:
-        """The embeddings of the flights, in order, and the time they took."""
+    ) -> list[Embedding]:
+        """The embeddings of the prepared flights, in order, at their places if these are nobody else's."""
         media = [one.media for one in wanted]
-        await _all_prepared(flights, media)
-        prepared = self._clock()
-        self._launch(flights, media, reservation)
+        self._launch(flights, media, places, reservation)
         try:
-            embeddings = await _all_in_place([flight.future for flight in flights], media)
+            return await _all_in_place([flight.future for flight in flights], media)
         finally:
             for flight in flights:
                 self.counters.count_ending(flight.future, is_expired=timeout.expired())
-        return embeddings, _timings(flights, prepared - started, self._clock() - prepared)
+
+    async def _gather(
+        self, found: Sequence[Embedding | None], made: Sequence[Embedding], places: Places
+    ) -> tuple[Embedding, ...]:
+        """What was found and what was made, in the caller's order and at their places."""
+        rest = iter(made)
+        embeddings = [next(rest) if hit is None else hit for hit in found]
+        self.counters.copied_bytes += places.copied_bytes(embeddings)
+        self.counters.reply_bytes += sum(each.rows.nbytes for each in embeddings)
+        return await places.fill(embeddings)
 
     def _begin_to_prepare(self, media: Media) -> asyncio.Future[PreparedItem]:
         """Decode and resize in a thread."""
         loop = asyncio.get_running_loop()
         return loop.run_in_executor(self._preparers, self.adapter.prepare, media, self.config.limits)
 
-    def _launch(self, flights: Sequence[Flight], media: Sequence[Media], reservation: Reservation) -> None:
+    def _launch(
+        self,
+        flights: Sequence[Flight],
+        media: Sequence[Media],
+        places: Sequence[Rows | None],
+        reservation: Reservation,
+    ) -> None:
         """Queue the prepared items that nobody has queued yet, all or none. Raises TooLarge or Overloaded."""
-        new: dict[Flight, Media] = {}
-        for flight, one in zip(flights, media, strict=True):
+        new: dict[Flight, tuple[Media, Rows | None]] = {}
+        for flight, one, rows in zip(flights, media, places, strict=True):
             if not flight.is_launched:
-                new.setdefault(flight, one)
-        pieces = [self._split(flight.item, one) for flight, one in new.items()]
+                # Rows that the cache will keep, or another request waits for, are in an array of their own.
+                new.setdefault(flight, (one, rows if flight.key is None else None))
+        pieces = [self._split(flight.item, one) for flight, (one, _) in new.items()]
         _reserve([flight.item for flight in new], reservation)
-        for flight, cut in zip(new, pieces, strict=True):
+        for (flight, (_, rows)), cut in zip(new.items(), pieces, strict=True):
             item = flight.item
-            job = self._submit(item, cut, flight.deadline)
+            job = self._submit(item, cut, flight.deadline, rows)
             give_back = reservation.hand_over(item.data.nbytes, item.cost.out_rows)
             self.flights.launch(flight, job, item.tokens, give_back)
 
@@ -188,13 +232,16 @@ class Pool:
             self.sizing.check(piece.cost, "an item" if piece is item else "a piece of an item", media.param)
         return pieces
 
-    def _submit(self, item: PreparedItem, pieces: tuple[PreparedItem, ...], deadline: float) -> Job | Pieces:
+    def _submit(
+        self, item: PreparedItem, pieces: tuple[PreparedItem, ...], deadline: float, rows: Rows | None
+    ) -> Job | Pieces:
         """Queue an item, or its first pieces. Its future ends with an Embedding or a PoolError."""
         if len(pieces) == 1:
-            return self.batcher.submit(item, deadline)
+            return self.batcher.submit(item, deadline, rows)
         self.counters.items_split += 1
         self.counters.pieces += len(pieces)
-        rows = np.empty((item.tokens, self.adapter.width), self.config.model.dtype.storage)
+        if rows is None:
+            rows = np.empty((item.tokens, self.adapter.width), self.config.model.dtype.storage)
         loads = in_loads(pieces, self.worker.report.ladder)
         whole = Pieces(item, loads, rows, deadline, self.batcher.enter)
         for _ in range(self.config.queue.packs_in_flight):
@@ -206,6 +253,12 @@ def _reserve(items: Sequence[PreparedItem], reservation: Reservation) -> None:
     """Hold what the decoded items need. Raises TooLarge or Overloaded."""
     reservation.add_bytes(sum(item.data.nbytes for item in items))
     reservation.add_tokens(sum(item.cost.out_rows for item in items))
+
+
+def _tokens(found: Sequence[Embedding | None], flights: Sequence[Flight]) -> list[int]:
+    """Rows of every item of a request whose flights are prepared, in its order."""
+    missed = iter(flights)
+    return [next(missed).num_rows if hit is None else len(hit.rows) for hit in found]
 
 
 async def _all_prepared(flights: Sequence[Flight], media: Sequence[Media]) -> None:

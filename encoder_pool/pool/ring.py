@@ -11,16 +11,14 @@ Knows nothing of items, towers or Ray. Who may touch a slot when is its users' a
 
 from __future__ import annotations
 
-import errno
 import mmap
 import os
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import psutil
 
-PAGE = mmap.PAGESIZE
+from encoder_pool.delivery.memory import reserve, whole_pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +43,9 @@ class Ring:
     @classmethod
     def create(cls, slots: int, input_bytes: int, output_bytes: int) -> Ring:
         """A new ring of this process. Raises OSError (ENOSPC) if the host cannot hold it."""
-        _check_memory(slots * (_whole_pages(input_bytes) + _whole_pages(output_bytes)))
-        fd = os.memfd_create("encoder-pool-ring", os.MFD_CLOEXEC)
-        address = RingAddress(os.getpid(), fd, slots, _whole_pages(input_bytes), _whole_pages(output_bytes))
-        os.posix_fallocate(fd, 0, _ring_bytes(address))
-        return cls(fd, address)
+        input_bytes, output_bytes = whole_pages(input_bytes), whole_pages(output_bytes)
+        fd = reserve("ring", slots * (input_bytes + output_bytes))
+        return cls(fd, RingAddress(os.getpid(), fd, slots, input_bytes, output_bytes))
 
     @classmethod
     def attach(cls, address: RingAddress) -> Ring:
@@ -75,17 +71,6 @@ class Ring:
 
     def _region(self, start: int, size: int) -> npt.NDArray[np.uint8]:
         return np.frombuffer(self._memory, np.uint8, size, start)
-
-
-def _check_memory(needed: int) -> None:
-    """A memfd has no size limit: reserving more than there is would wake the kernel's OOM killer instead."""
-    available = psutil.virtual_memory().available
-    if needed > available:
-        raise OSError(errno.ENOSPC, f"a ring needs {needed >> 20} MiB, {available >> 20} MiB are available")
-
-
-def _whole_pages(size: int) -> int:
-    return -(-size // PAGE) * PAGE
 
 
 def _ring_bytes(address: RingAddress) -> int:

@@ -11,11 +11,20 @@ from typing import Any
 import httpx
 import numpy as np
 
-from encoder_pool.config import LadderConfig, LimitsConfig, ModelConfig, PoolConfig, QueueConfig
+from encoder_pool.config import (
+    DeliveryConfig,
+    LadderConfig,
+    LimitsConfig,
+    ModelConfig,
+    PoolConfig,
+    QueueConfig,
+)
 from encoder_pool.core import DType, Embedding, Grid, Media, Modality, Part, Source
+from encoder_pool.delivery.leases import Leases
 from encoder_pool.errors import Overloaded
 from encoder_pool.http.routes import build_app
-from encoder_pool.http.service import Encoded, Readiness, Timings
+from encoder_pool.http.service import Encoded, Readiness, Sharing, Timings
+from encoder_pool.pool.places import places_for
 
 WIDTH = 4
 GRID = Grid(1, 2, 2)
@@ -24,7 +33,10 @@ PREFIX = 1
 
 
 def fake_config(
-    limits: LimitsConfig | None = None, queue: QueueConfig | None = None, dtype: DType = DType.FLOAT32
+    limits: LimitsConfig | None = None,
+    queue: QueueConfig | None = None,
+    dtype: DType = DType.FLOAT32,
+    delivery: DeliveryConfig | None = None,
 ) -> PoolConfig:
     return PoolConfig(
         model=ModelConfig(
@@ -33,6 +45,7 @@ def fake_config(
         ladder=LadderConfig(min=1, max=4),
         limits=limits or LimitsConfig(),
         queue=queue or QueueConfig(),
+        delivery=delivery or DeliveryConfig(),
     )
 
 
@@ -66,7 +79,10 @@ class FakeReservation:
 
 
 class FakePool:
-    """A PoolService; set `failure`, `delay_s` or `state` to change what it does next."""
+    """A PoolService; set `failure`, `delay_s` or `state` to change what it does next.
+
+    It shares memory within `with pool.sharing()`.
+    """
 
     def __init__(self, config: PoolConfig | None = None) -> None:
         self.config = config or fake_config()
@@ -79,6 +95,7 @@ class FakePool:
         self.admitted = 0
         self.cancelled = 0
         self.most_bytes = 1 << 30
+        self.leases = Leases(self.config.delivery)
 
     @contextmanager
     def admit(self) -> Iterator[FakeReservation]:
@@ -88,7 +105,21 @@ class FakePool:
         finally:
             self.admitted -= 1
 
-    async def encode(self, media: Sequence[Media], reservation: Any, deadline_s: float) -> Encoded:
+    @contextmanager
+    def sharing(self) -> Iterator[None]:
+        self.leases.start()
+        try:
+            yield
+        finally:
+            self.leases.stop()
+
+    async def encode(
+        self,
+        media: Sequence[Media],
+        reservation: Any,
+        deadline_s: float,
+        sharing: Sharing = Sharing.NEVER,
+    ) -> Encoded:
         self.calls.append((tuple(media), reservation.bytes, deadline_s))
         try:
             await asyncio.sleep(self.delay_s)
@@ -97,15 +128,22 @@ class FakePool:
             raise
         if self.failure is not None:
             raise self.failure
-        embeddings = tuple(embedding_of(one, self.config.model.dtype) for one in media)
-        return Encoded(embeddings, Timings(0.001, 0.002, 0.003))
+        dtype = self.config.model.dtype
+        embeddings = [embedding_of(one, dtype) for one in media]
+        shapes = [(len(each.rows), WIDTH) for each in embeddings]
+        async with places_for(self.leases, sharing, shapes, dtype.storage) as places:
+            return Encoded(await places.fill(embeddings), Timings(0.001, 0.002, 0.003), places.shared)
 
     @property
     def readiness(self) -> Readiness:
         return self.state
 
     def info(self) -> Mapping[str, Any]:
-        return {"model": self.config.model.name, "limits": self.config.limits.model_dump()}
+        return {
+            "model": self.config.model.name,
+            "limits": self.config.limits.model_dump(),
+            "delivery": self.leases.describe(),
+        }
 
 
 def client_of(pool: FakePool, *, behind_serve: bool = False, root_path: str = "") -> httpx.AsyncClient:

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from encoder_pool.pool.ring import PAGE, Ring, RingAddress
+from encoder_pool.delivery.memory import PAGE
+from encoder_pool.pool.ring import Ring, RingAddress
 
 
 def test_slots_do_not_overlap_and_hold_what_is_written() -> None:
