@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from encoder_pool.launch.file import ServiceFile
-from encoder_pool.launch.plan import PoolPlan, reserved_cpus
+from encoder_pool.launch.plan import PoolPlan, reserved_cpus, reserved_gpus
 
 PROCESS_BYTES = 700 * 1024 * 1024
 """A replica and its shard without weights and ring: Python, Ray, torch, transformers."""
@@ -51,7 +51,7 @@ def early_problems(service: ServiceFile, host: Host) -> list[str]:
             f"scaling.min_replicas); this host has {host.cpus:g}"
         )
     configs = [application.config for application in service.applications]
-    gpus = sum(config.gpus * config.scaling.min_replicas for config in configs)
+    gpus = sum(map(reserved_gpus, configs))
     if gpus > host.gpus + 1e-9:
         found.append(_too_few_gpus(gpus, host.gpus))
     if reason := why_unbindable(service.host, service.port):

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from encoder_pool.config import PoolConfig
+from encoder_pool.config import ModelConfig, PoolConfig
 from encoder_pool.core import Cost, Rung
 from encoder_pool.errors import TooLarge
 from encoder_pool.graphs.ladder import build_ladder
 from encoder_pool.pool.messages import alignment_slack
-from encoder_pool.towers.adapter import Adapter
+from encoder_pool.towers.adapter import Adapter, Splits
 
 _COUNTED = {
     "out_rows": "tokens",
@@ -56,7 +56,8 @@ class Sizing:
 
 
 def size_pool(config: PoolConfig, adapter: Adapter) -> Sizing:
-    """The sizing of a pool. Raises ValueError, naming the key, for a ladder that the adapter cannot have."""
+    """The sizing of a pool. Raises ValueError, naming the key, for ladders or ranks that cannot be."""
+    _check_ranks(config.model, adapter)
     ladder = build_ladder(config.ladder, adapter.capacity)
     top = ladder[-1]
     largest_budget = max(config.ladder.eager_max or 0, top.budget)
@@ -77,3 +78,15 @@ def size_pool(config: PoolConfig, adapter: Adapter) -> Sizing:
         input_bytes=adapter.input_bytes(largest) + alignment_slack(largest.sequences),
         output_bytes=largest.out_rows * adapter.width * config.model.dtype.storage.itemsize,
     )
+
+
+def _check_ranks(model: ModelConfig, adapter: Adapter) -> None:
+    size = model.tensor_parallel_size
+    if size == 1:
+        return
+    if not isinstance(adapter, Splits):
+        raise ValueError(
+            f"model.adapter '{model.adapter}' does not split its tower: "
+            f"model.tensor_parallel_size must be 1 (it is {size})"
+        )
+    adapter.check_ranks(size)
