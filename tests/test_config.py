@@ -181,6 +181,7 @@ def test_a_range_and_a_list_are_ladders(ladder: dict[str, Any]) -> None:
         (ModelConfig, "device", "tpu"),
         (ModelConfig, "name", ""),
         (LimitsConfig, "max_aspect_ratio", 0.5),
+        (ModelConfig, "tensor_parallel_size", 0),
         (QueueConfig, "packs_in_flight", 5),
         (ShardConfig, "gpus", 1.5),
         (ShardConfig, "gpus", 0),
@@ -225,6 +226,31 @@ def test_products_in_8_bits_need_a_gpu_and_bfloat16(device: str, dtype: str) -> 
     ) in complaint(values)
     values["model"] |= {"device": "cuda", "dtype": "bfloat16"}
     assert PoolConfig.model_validate(values).model.quantization == "fp8"
+
+
+@pytest.mark.parametrize(
+    ("model", "shard", "message"),
+    [
+        (
+            {"quantization": "fp8", "dtype": "bfloat16"},
+            {},
+            "model.tensor_parallel_size must be 1 (it is 2)",
+        ),
+        (
+            {},
+            {"gpus": 0.5},
+            "shard.gpus (0.5) must be 1 or unset with model.tensor_parallel_size 2",
+        ),
+    ],
+)
+def test_what_ranks_cannot_do_is_refused(
+    model: dict[str, str], shard: dict[str, float], message: str
+) -> None:
+    values = document(shard=shard)
+    values["model"] |= {"device": "cuda", "tensor_parallel_size": 2, **model}
+    assert message in complaint(values)
+    values["model"]["tensor_parallel_size"] = 1
+    PoolConfig.model_validate(values)
 
 
 def test_a_section_must_be_a_mapping() -> None:

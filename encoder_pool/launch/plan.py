@@ -50,6 +50,11 @@ class PoolPlan:
         return self.config.scaling.min_replicas
 
     @property
+    def num_ranks(self) -> int:
+        """Shards that are started at once."""
+        return self.num_replicas * self.config.model.tensor_parallel_size
+
+    @property
     def cpus(self) -> float:
         """CPUs that all replicas and shards reserve together."""
         return reserved_cpus(self.config)
@@ -67,8 +72,8 @@ class PoolPlan:
         """
         model = self.config.model
         is_made_on_gpu = model.device == "cuda" and model.load_format == "dummy"
-        weights = 0 if is_made_on_gpu else model.tensor_parallel_size * (self.weight_bytes or 0)
-        return self.num_replicas * (self.sizing.ring_bytes + self.config.cache.max_bytes + weights)
+        weights = 0 if is_made_on_gpu else self.num_ranks * (self.weight_bytes or 0)
+        return self.num_replicas * (self.sizing.ring_bytes + self.config.cache.max_bytes) + weights
 
 
 def reserved_cpus(config: PoolConfig) -> float:

@@ -141,6 +141,17 @@ def _even(whole: Any) -> nn.Module:
     return even
 
 
+def read_clock(rank: int) -> list[float]:
+    """Twice: first the second rank is ahead, then the first."""
+    own = iter([10.0 + rank, 20.0 - rank])
+    read = _joined.latest(lambda: next(own))
+    return [read(), read()]
+
+
+def test_ranks_read_the_same_from_a_clock_they_share(ranks: Pair) -> None:
+    assert ranks.call(read_clock) == [[11.0, 20.0]] * 2
+
+
 @pytest.mark.parametrize("pack", PACKS)
 def test_two_ranks_give_the_rows_of_one(case: Case, pack: str) -> None:
     case.assert_same(PACKS[pack], case.whole.top)
