@@ -15,7 +15,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore
 
 _LOOPBACK = "lo"
 
@@ -39,9 +38,10 @@ class JoinedRanks:
         for library in ("GLOO", "NCCL"):
             # Else it is the address of the host's name, which need not lead anywhere.
             os.environ.setdefault(f"{library}_SOCKET_IFNAME", _LOOPBACK)
+        store = dist.FileStore(str(file), count)  # type: ignore[attr-defined]  # documented, not re-exported
         dist.init_process_group(
             self.backend,
-            store=FileStore(str(file), count),
+            store=store,
             rank=rank,
             world_size=count,
             timeout=timedelta(seconds=timeout_s),
