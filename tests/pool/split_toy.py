@@ -5,20 +5,19 @@ The first rank has the weight of an item's value, the second its position: only 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from encoder_pool.config import ModelConfig
 from encoder_pool.core import Cost, Grid
 from encoder_pool.towers.adapter import Metadata, Ranks, StagedItem
-from tests.toy import DIES, RAISES, TOKENS, WEIGHT, WIDTH, ToyAdapter, ToyTower
+from tests.toy import TOKENS, WEIGHT, WIDTH, ToyAdapter, ToyTower
 
 if TYPE_CHECKING:
     import torch
 
 REFUSED = 32
-"""Before anything is launched. DIES and RAISES are then: the first rank waits in a sum meanwhile."""
+"""Before anything is launched. A toy's other faults are later: the first rank waits in a sum meanwhile."""
 
 
 class SplitToyAdapter(ToyAdapter):
@@ -52,10 +51,8 @@ class SplitToyTower(ToyTower):
         import torch
 
         values, faults = inputs["toys"].float().unbind(1)
-        if self.ranks.rank == 1 and RAISES in faults:
-            raise RuntimeError("a toy that raises")
-        if self.ranks.rank == 1 and DIES in faults:
-            os._exit(1)
+        if self.ranks.rank == 1:
+            self._misbehave(set(faults.int().tolist()))
         position = torch.arange(TOKENS, dtype=torch.float32).repeat(len(values))
         own = position if self.ranks.rank == 1 else WEIGHT * values.repeat_interleave(TOKENS)
         return self.ranks.add_up(own[:, None].repeat(1, WIDTH))

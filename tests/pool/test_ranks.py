@@ -28,7 +28,7 @@ from encoder_pool.towers.adapter import adapter_class
 from tests.pool.local_pool import assert_rows, attempt, config, encode
 from tests.pool.process_shard import ProcessShard
 from tests.pool.split_toy import REFUSED
-from tests.toy import DIES, RAISES, TOKENS, toy
+from tests.toy import DIES, RAISES, SLOW, TOKENS, toy
 
 WAIT_S = 100.0
 """Far more than it takes to start ranks again."""
@@ -129,6 +129,17 @@ async def test_a_rank_that_leaves_a_sum_takes_the_other_with_it_and_only_its_ite
         await two.worker.wait_ready()
         assert two.worker.restarts == 2
         await until(lambda: [each.process.is_alive() for each in two.shards] == [False] * 4 + [True] * 2)
+
+
+async def test_a_rank_that_is_slow_in_the_middle_of_a_pack_is_waited_for() -> None:
+    async with running() as two:
+        slow, *others = await asyncio.gather(
+            two.encode(toy(7, SLOW)), *(two.encode(toy(at)) for at in range(9))
+        )
+        assert_rows(slow, 7)
+        for value, encoded in enumerate(others):
+            assert_rows(encoded, value)
+        assert two.worker.restarts == 0
 
 
 async def test_a_rank_killed_before_it_agrees_costs_no_request() -> None:
