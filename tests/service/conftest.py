@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import pytest
 
 from encoder_pool.towers.grid import GridAdapter
-from encoder_pool.weights import ensure
 from tests.service.running import Service, serving
 from tests.service.toys import application, service_file
 from tests.towers.grid_checkpoints import GridCase
@@ -38,13 +37,12 @@ def with_large_frames(case: GridCase) -> GridCase:
 
 @pytest.fixture(scope="package")
 def several(grid_cases: GridCases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """One service of six applications, for to start one takes longer than most tests.
+    """One service of five applications, for to start one takes longer than most tests.
 
     toys        misbehave on demand
     scaled      toys whose replicas follow the work
     bulky       toys whose rows are many bytes
     grid, kimi  the grid cases
-    split       a tower of Qwen over two ranks
     """
     shard = {"pack_timeout_s": 2, "max_restarts": 5}
     queue = {"max_requests": 64, "deadline_s": 30}
@@ -56,16 +54,9 @@ def several(grid_cases: GridCases, tmp_path_factory: pytest.TempPathFactory) -> 
         application("bulky", model={"name": "bulky", "adapter": "tests.toy:BulkyAdapter"}),
         application("grid", **grid_sections(grid_cases.qwen)),
         application("kimi", **grid_sections(grid_cases.kimi)),
-        application("split", **split_sections()),
     )
     with serving(file) as service:
         yield service
-
-
-def split_sections() -> dict[str, Any]:
-    folder = ensure("config:qwen2.5-vl-tiny")
-    model = {"name": "split", "adapter": "grid", "checkpoint": str(folder), "load_format": "dummy"}
-    return {"model": {**model, "tensor_parallel_size": 2}, "ladder": {"min": 64, "max": 256}}
 
 
 def grid_sections(case: GridCase) -> dict[str, Any]:

@@ -50,14 +50,7 @@ def toys(several: Service) -> Toys:
 def test_a_service_says_where_its_applications_are_and_then_that_it_serves(several: Service) -> None:
     starting, *places, serving = several.lines
     assert starting.startswith("starting ")
-    names = {
-        "toys": "toy",
-        "scaled": "toy",
-        "bulky": "bulky",
-        "grid": "tiny",
-        "kimi": "tiny",
-        "split": "split",
-    }
+    names = {"toys": "toy", "scaled": "toy", "bulky": "bulky", "grid": "tiny", "kimi": "tiny"}
     assert places == [f"{model}: {several.root}/{name}/v1/encode\n" for name, model in names.items()]
     assert serving == "serving; Ctrl-C stops\n"
 

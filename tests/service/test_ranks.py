@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import psutil
@@ -18,11 +18,16 @@ from encoder_pool.towers.adapter import StagedItem
 from encoder_pool.towers.grid import GridAdapter
 from encoder_pool.weights import ensure
 from tests.media.clips import film, gray_frames
-from tests.service.running import ROOT, Service, kill, wait_until
+from tests.service.running import ROOT, Service, kill, serving, wait_until
+from tests.service.toys import application, service_file
 from tests.towers.cases import assert_close, model_config, run
 
 pytestmark = pytest.mark.service
 
+NAME = "split"
+DEADLINE_S = 250.0
+"""Far more than it takes to start the ranks again."""
+FOLDER = ensure("config:qwen2.5-vl-tiny")
 PHOTOS = [path.read_bytes() for path in sorted((ROOT / "encoder_pool" / "demo" / "media").glob("*.jpg"))]
 
 
@@ -30,9 +35,9 @@ class Split:
     """The application, and the rows of the same tower in this process."""
 
     def __init__(self, service: Service) -> None:
-        self.url = f"{service.root}/split"
+        self.url = f"{service.root}/{NAME}"
         self._service = service
-        self._adapter = GridAdapter(ensure("config:qwen2.5-vl-tiny"))
+        self._adapter = GridAdapter(FOLDER)
         self._tower = self._adapter.load(model_config(load_format="dummy"))
 
     @property
@@ -53,7 +58,7 @@ class Split:
         """Each by a request of its own, all at once, none of which is sent twice."""
 
         async def run() -> list[torch.Tensor]:
-            async with AsyncEncoderClient(self.url, timeout_s=100, max_retries=0) as client:
+            async with AsyncEncoderClient(self.url, timeout_s=DEADLINE_S, max_retries=0) as client:
                 replies = await asyncio.gather(*map(client.encode, items))
                 return [torch.from_numpy(item.embedding) for (item,) in replies]
 
@@ -61,8 +66,13 @@ class Split:
 
 
 @pytest.fixture(scope="module")
-def split(several: Service) -> Split:
-    return Split(several)
+def split(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Split]:
+    tiny = {"name": "tiny", "adapter": "grid", "checkpoint": str(FOLDER), "load_format": "dummy"}
+    model = {**tiny, "tensor_parallel_size": 2}
+    sections = {"ladder": {"min": 64, "max": 256}, "queue": {"deadline_s": DEADLINE_S}}
+    entry = application(NAME, model=model, **sections)
+    with serving(service_file(tmp_path_factory.mktemp(NAME), entry)) as service:
+        yield Split(service)
 
 
 def test_images_and_videos_have_the_rows_of_the_whole_tower_and_the_ranks_are_shown(split: Split) -> None:
@@ -92,5 +102,5 @@ def test_a_rank_that_is_killed_under_load_costs_no_request(split: Split) -> None
     alone = [split.whole(Modality.IMAGE, photo) for photo in PHOTOS]
     for encoded, expected in zip(rows, alone * 6, strict=True):
         assert_close(encoded, expected)
-    wait_until(lambda: split.worker["state"] == "ready" and set(split.pids).isdisjoint(pids), 60)
-    wait_until(lambda: not any(map(psutil.pid_exists, pids)), 60)
+    wait_until(lambda: split.worker["state"] == "ready" and set(split.pids).isdisjoint(pids), DEADLINE_S)
+    wait_until(lambda: not any(map(psutil.pid_exists, pids)), DEADLINE_S)
