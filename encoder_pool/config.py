@@ -66,6 +66,11 @@ class ModelConfig(Section):
         "none",
         description="fp8: a grid tower's products in 8 bits, rows scaled one by one; faster and less exact.",
     )
+    tensor_parallel_size: Positive = Field(
+        1,
+        description="Ranks that a worker splits the tower over, each a shard with some of the attention "
+        "heads and MLP columns and, with device cuda, a GPU of its own; all on one host.",
+    )
     attention: str = Field(
         "auto",
         description="Kernel of packed attention, or auto to choose by device, type and segment length.",
@@ -86,6 +91,11 @@ class ModelConfig(Section):
             raise ValueError(
                 "model.quantization 'fp8' needs model.device cuda and model.dtype bfloat16 (they are "
                 f"{self.device} and {self.dtype})"
+            )
+        if self.quantization == "fp8" and self.tensor_parallel_size > 1:
+            raise ValueError(
+                "model.quantization 'fp8' is not proven on a tower that is split: "
+                f"model.tensor_parallel_size must be 1 (it is {self.tensor_parallel_size})"
             )
         return self
 
@@ -308,5 +318,23 @@ class PoolConfig(Section):
         if self.model.device == "cpu" and self.shard.gpus is not None:
             raise ValueError(
                 f"shard.gpus ({self.shard.gpus:g}) reserves a GPU that model.device 'cpu' leaves unused"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _numbers_for_ranks(self) -> PoolConfig:
+        if self.model.tensor_parallel_size > 1 and self.ladder.is_automatic:
+            raise ValueError(
+                "ladder needs 'min' and 'max', or 'budgets', with model.tensor_parallel_size "
+                f"{self.model.tensor_parallel_size}: how far it goes without them is found by one rank alone"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _whole_gpus_for_ranks(self) -> PoolConfig:
+        if self.model.tensor_parallel_size > 1 and 0 < self.gpus < 1:
+            raise ValueError(
+                f"shard.gpus ({self.shard.gpus:g}) must be 1 or unset with model.tensor_parallel_size "
+                f"{self.model.tensor_parallel_size}: NCCL joins no two ranks on one GPU"
             )
         return self

@@ -203,6 +203,7 @@ def test_without_a_largest_budget_the_ladder_is_found_by_measuring(ladder: dict[
         (ModelConfig, "device", "tpu"),
         (ModelConfig, "name", ""),
         (LimitsConfig, "max_aspect_ratio", 0.5),
+        (ModelConfig, "tensor_parallel_size", 0),
         (QueueConfig, "packs_in_flight", 5),
         (ShardConfig, "gpus", 1.5),
         (ShardConfig, "gpus", 0),
@@ -247,6 +248,37 @@ def test_products_in_8_bits_need_a_gpu_and_bfloat16(device: str, dtype: str) -> 
     ) in complaint(values)
     values["model"] |= {"device": "cuda", "dtype": "bfloat16"}
     assert PoolConfig.model_validate(values).model.quantization == "fp8"
+
+
+@pytest.mark.parametrize(
+    ("model", "shard", "message"),
+    [
+        (
+            {"quantization": "fp8", "dtype": "bfloat16"},
+            {},
+            "model.tensor_parallel_size must be 1 (it is 2)",
+        ),
+        (
+            {},
+            {"gpus": 0.5},
+            "shard.gpus (0.5) must be 1 or unset with model.tensor_parallel_size 2",
+        ),
+    ],
+)
+def test_what_ranks_cannot_do_is_refused(
+    model: dict[str, str], shard: dict[str, float], message: str
+) -> None:
+    values = document(shard=shard, ladder={"min": 1, "max": 8})
+    values["model"] |= {"device": "cuda", "tensor_parallel_size": 2, **model}
+    assert message in complaint(values)
+    values["model"]["tensor_parallel_size"] = 1
+    PoolConfig.model_validate(values)
+
+
+def test_ranks_need_a_ladder_with_numbers() -> None:
+    values = document()
+    values["model"]["tensor_parallel_size"] = 2
+    assert "or 'budgets', with model.tensor_parallel_size 2: how far it goes without" in complaint(values)
 
 
 def test_a_section_must_be_a_mapping() -> None:

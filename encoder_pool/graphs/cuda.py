@@ -35,8 +35,15 @@ class CudaRunner(LadderRunner):
     rung_bytes  per rung of `ladder`, what its capture added to the pool
     """
 
-    def __init__(self, tower: Tower, ladder: Sequence[Rung], device: torch.device | None = None) -> None:
-        super().__init__(tower, ladder, device or torch.device("cuda", torch.cuda.current_device()))
+    def __init__(
+        self,
+        tower: Tower,
+        ladder: Sequence[Rung],
+        device: torch.device | None = None,
+        is_split: bool = False,
+    ) -> None:
+        device = device or torch.device("cuda", torch.cuda.current_device())
+        super().__init__(tower, ladder, device, is_split)
         self.stream = torch.cuda.Stream(self._device)
         self.rung_bytes: tuple[int, ...] = ()
         self._idle = torch.cuda.Event()

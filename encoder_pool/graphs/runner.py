@@ -40,8 +40,15 @@ PROBES = 2
 Progress = Callable[[int, int], None]
 """Called with the rungs done and the rungs in all."""
 
+Gate = Callable[[], None]
+"""Called when nothing is left to check and the tower is to run next. If it raises, the tower does not run."""
+
 Replay = Callable[[], torch.Tensor]
 """Runs a shape on its static memory: (O, H) rows, overwritten by the next call."""
+
+
+def _open() -> None:
+    """The gate where nobody need be asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +91,8 @@ class Runner(Protocol):
     def capture(self, progress: Progress) -> None:
         """Tune, warm up and capture every rung, largest first; again if called again.
 
-        A rung that fails is left out of `ladder`, with a warning. Raises RuntimeError if all fail.
+        A rung that fails is left out of `ladder`, with a warning. Raises RuntimeError if all fail, or if one
+        does of a tower that is split over ranks: the others do not know of it.
         """
         ...
 
@@ -116,16 +124,20 @@ class _Captured(NamedTuple):
 class LadderRunner(ABC):
     """A Runner, but for the way a shape is recorded.
 
-    failed  rungs whose capture failed
-    tune_s  seconds that the tower has spent on choosing kernels
+    is_split  whether the tower waits for other ranks
+    failed    rungs whose capture failed
+    tune_s    seconds that the tower has spent on choosing kernels
     """
 
-    def __init__(self, tower: Tower, ladder: Sequence[Rung], device: torch.device) -> None:
+    def __init__(
+        self, tower: Tower, ladder: Sequence[Rung], device: torch.device, is_split: bool = False
+    ) -> None:
         self.failed: tuple[NotCaptured, ...] = ()
         self.tune_s = 0.0
         self._tower = tower
         self._device = device
         self._asked = tuple(ladder)
+        self._is_split = is_split
         self._lock = threading.Lock()
         self._arena: Arena | None = None
         self._captured: tuple[_Captured, ...] = ()
@@ -167,12 +179,12 @@ class LadderRunner(ABC):
     def run(self, batch: Batch, rung: int | None) -> torch.Tensor:
         """See Runner. The rows are an ordinary tensor, whatever grad or inference mode the caller is in."""
         with self._lock, torch.inference_mode(), self._turn():
-            return _owned(self._rows(batch, rung))
+            return _owned(self._rows(batch, rung, _open))
 
-    def run_into(self, batch: Batch, rung: int | None, rows: torch.Tensor) -> None:
+    def run_into(self, batch: Batch, rung: int | None, rows: torch.Tensor, gate: Gate = _open) -> None:
         """See Runner. Raises BatchMismatch for rows of another shape or type."""
         with self._lock, torch.inference_mode(), self._turn():
-            given = self._rows(batch, rung)
+            given = self._rows(batch, rung, gate)
             expect("rows", (given.shape, given.dtype), (rows.shape, rows.dtype))
             rows.copy_(given)
 
@@ -214,6 +226,9 @@ class LadderRunner(ABC):
                     captured = self._capture_rung(rung)
                 except Exception as error:  # whatever it is, the other rungs may still serve
                     self.failed = (NotCaptured(rung, str(error)), *self.failed)
+                    if self._is_split:
+                        why = _reason(self.failed[0])
+                        raise RuntimeError(f"a rung of a split tower failed; {why}") from error
                     logger.warning("a rung is dropped, its capture failed; %s", _reason(self.failed[0]))
                 else:
                     self._captured = (captured, *self._captured)
@@ -270,26 +285,29 @@ class LadderRunner(ABC):
             self._tower.tune(metadata, TUNE_S / len(self._asked))
             self.tune_s += time.perf_counter() - started
 
-    def _rows(self, batch: Batch, rung: int | None) -> torch.Tensor:
+    def _rows(self, batch: Batch, rung: int | None, gate: Gate) -> torch.Tensor:
         """(out_rows, H), overwritten by the next run."""
-        rows = self._eager(batch) if rung is None else self._replay(batch, rung)
+        rows = self._eager(batch, gate) if rung is None else self._replay(batch, rung, gate)
         return rows[: batch.cost.out_rows]
 
-    def _replay(self, batch: Batch, rung: int) -> torch.Tensor:
+    def _replay(self, batch: Batch, rung: int, gate: Gate) -> torch.Tensor:
         if not 0 <= rung < len(self._captured):
             raise BatchMismatch("rung", f"a position below {len(self._captured)}", rung)
         buffers, replay = self._captured[rung]
         buffers.check(batch.inputs, batch.cost)
         buffers.load(batch.inputs, self._metadata(batch, buffers.rung.capacity))
+        gate()
         rows = replay()
         self._ledger.replayed(buffers.rung, len(batch.grids), batch.cost)
         return rows
 
-    def _eager(self, batch: Batch) -> torch.Tensor:
+    def _eager(self, batch: Batch, gate: Gate) -> torch.Tensor:
         check_inputs(self._tower.inputs, batch.inputs, batch.cost)
         # Copied, since a tower may write into its inputs, and these are the caller's.
         inputs = {key: tensor.to(self._device, copy=True) for key, tensor in batch.inputs.items()}
-        rows = self._tower.forward(inputs, self._on_device(self._metadata(batch, None)))
+        metadata = self._on_device(self._metadata(batch, None))
+        gate()
+        rows = self._tower.forward(inputs, metadata)
         expect("output rows", batch.cost.out_rows, len(rows))
         self._ledger.ran_eagerly(self._reason(batch.cost), len(batch.grids), batch.cost)
         return rows
@@ -312,8 +330,8 @@ class LadderRunner(ABC):
 class CpuRunner(LadderRunner):
     """The runner of a machine without a GPU."""
 
-    def __init__(self, tower: Tower, ladder: Sequence[Rung]) -> None:
-        super().__init__(tower, ladder, torch.device("cpu"))
+    def __init__(self, tower: Tower, ladder: Sequence[Rung], is_split: bool = False) -> None:
+        super().__init__(tower, ladder, torch.device("cpu"), is_split)
 
     @property
     def free_bytes(self) -> int:

@@ -59,12 +59,18 @@ class Staging(Protocol):
 
 
 class HostStaging:
-    """Staging of the CPU: it computes in the slots themselves."""
+    """Staging of the CPU: it computes in the slots themselves.
 
-    def __init__(self, slots: Sequence[HostSlot], width: int, dtype: torch.dtype) -> None:
+    writes  whether rows go into them; else somebody else writes them, and here they go nowhere
+    """
+
+    def __init__(
+        self, slots: Sequence[HostSlot], width: int, dtype: torch.dtype, writes: bool = True
+    ) -> None:
         self._slots = tuple(slots)
         self._width = width
         self._dtype = dtype
+        self._writes = writes
 
     def stream(self) -> AbstractContextManager[object]:
         """Nothing to choose."""
@@ -76,6 +82,8 @@ class HostStaging:
 
     def rows(self, slot: int, count: int) -> torch.Tensor:
         """See Staging."""
+        if not self._writes:
+            return torch.empty(count, self._width, dtype=self._dtype)
         return _rows(self._slots[slot].output, count, self._width, self._dtype)
 
     def send(self, slot: int, rows: torch.Tensor) -> Pending:
@@ -91,17 +99,24 @@ class CudaStaging:
     """Staging of a GPU. Takes the slots' host memory as pinned, so that copies run beside the tower.
 
     compute  stream that packs are computed on
+    writes   whether rows go into the slots; else somebody else writes them, and here they go nowhere
 
     Raises RuntimeError if the driver cannot pin the memory.
     """
 
     def __init__(
-        self, slots: Sequence[HostSlot], width: int, dtype: torch.dtype, compute: torch.cuda.Stream
+        self,
+        slots: Sequence[HostSlot],
+        width: int,
+        dtype: torch.dtype,
+        compute: torch.cuda.Stream,
+        writes: bool = True,
     ) -> None:
         self._slots = tuple(slots)
         self._width = width
         self._dtype = dtype
         self._compute = compute
+        self._writes = writes
         self._in, self._out = torch.cuda.Stream(compute.device), torch.cuda.Stream(compute.device)
         for region in self._regions():
             _pin(region)
@@ -138,8 +153,9 @@ class CudaStaging:
         device.computed.record(self._compute)
         self._out.wait_event(device.computed)
         with torch.cuda.stream(self._out):
-            at_host = _rows(host.output, len(rows), self._width, self._dtype)
-            at_host.copy_(rows, non_blocking=True)
+            if self._writes:
+                at_host = _rows(host.output, len(rows), self._width, self._dtype)
+                at_host.copy_(rows, non_blocking=True)
             is_finite = device.is_finite_at_host[: len(rows)]
             is_finite.copy_(device.is_finite[: len(rows)], non_blocking=True)
         device.sent.record(self._out)

@@ -53,6 +53,11 @@ class PoolPlan:
         return self.config.scaling.min_replicas
 
     @property
+    def num_ranks(self) -> int:
+        """Shards that are started at once."""
+        return self.num_replicas * self.config.model.tensor_parallel_size
+
+    @property
     def cpus(self) -> float:
         """CPUs that all replicas and shards reserve together."""
         return reserved_cpus(self.config)
@@ -60,20 +65,29 @@ class PoolPlan:
     @property
     def gpus(self) -> float:
         """GPUs that all shards reserve together."""
-        return self.num_replicas * self.config.gpus
+        return reserved_gpus(self.config)
 
     @property
     def host_bytes(self) -> int:
-        """Host memory of all rings, caches and weights; those of files pass through it also to a GPU."""
+        """Host memory of all rings, caches and weights; those of files pass through it also to a GPU.
+
+        Of a tower that is split every rank reads all weights.
+        """
         model = self.config.model
         is_made_on_gpu = model.device == "cuda" and model.load_format == "dummy"
-        weights = 0 if is_made_on_gpu else self.weight_bytes or 0
-        return self.num_replicas * (self.sizing.ring_bytes + self.config.cache.max_bytes + weights)
+        weights = 0 if is_made_on_gpu else self.num_ranks * (self.weight_bytes or 0)
+        return self.num_replicas * (self.sizing.ring_bytes + self.config.cache.max_bytes) + weights
 
 
 def reserved_cpus(config: PoolConfig) -> float:
     """CPUs that all replicas and shards of a pool reserve together when it starts."""
-    return config.scaling.min_replicas * (config.replica.cpus + config.shard.cpus)
+    shards = config.model.tensor_parallel_size * config.shard.cpus
+    return config.scaling.min_replicas * (config.replica.cpus + shards)
+
+
+def reserved_gpus(config: PoolConfig) -> float:
+    """GPUs that all shards of a pool reserve together when it starts."""
+    return config.scaling.min_replicas * config.model.tensor_parallel_size * config.gpus
 
 
 def plan_service(service: ServiceFile, progress: Progress = silent) -> list[PoolPlan]:

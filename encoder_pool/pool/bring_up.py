@@ -49,13 +49,20 @@ class BroughtUp(NamedTuple):
 
 
 def bring_up(
-    subject: Subject, card: Card, tower: Tower, runner: LadderRunner, clock: Clock, report: Report
+    subject: Subject,
+    card: Card,
+    tower: Tower,
+    runner: LadderRunner,
+    clock: Clock,
+    report: Report,
+    wall: Clock = time.perf_counter,
 ) -> BroughtUp:
     """Have the runner capture what may be, and know its times. Raises RuntimeError if no rung can be.
 
     clock  seconds, read when the device has done all that it was asked to
+    wall   seconds by which is decided how long to measure
     """
-    return _Start(subject, card, tower, runner, clock, report).through()
+    return _Start(subject, card, tower, runner, clock, report, wall).through()
 
 
 class _Start:
@@ -67,7 +74,14 @@ class _Start:
     """
 
     def __init__(
-        self, subject: Subject, card: Card, tower: Tower, runner: LadderRunner, clock: Clock, report: Report
+        self,
+        subject: Subject,
+        card: Card,
+        tower: Tower,
+        runner: LadderRunner,
+        clock: Clock,
+        report: Report,
+        wall: Clock,
     ) -> None:
         self._subject = subject
         self._card = card
@@ -75,6 +89,7 @@ class _Start:
         self._runner = runner
         self._clock = clock
         self._report = report
+        self._wall = wall
         self._config = subject.ladder
         self._free_bytes = runner.free_bytes
         self._lost: list[NotCaptured] = []
@@ -140,7 +155,7 @@ class _Start:
     def _measured(self) -> Measured:
         """Measure, of a ladder without numbers lose what takes too long, and keep what is found."""
         with self._phase(Phase.MEASURE):
-            table = measure(self._runner, self._tower, self._clock)
+            table = measure(self._runner, self._tower, self._clock, wall=self._wall)
         while (
             self._config.is_automatic and table.rung_ms[-1] > self._config.max_pack_ms and self._has_lower()
         ):

@@ -1,6 +1,6 @@
-"""The Serve deployment of a model: a pool as a replica, with its shard beside it in one placement group.
+"""The Serve deployment of a model: a pool as a replica, with its shards beside it in one placement group.
 
-A replica is ready (its constructor returns) only when its shard is captured. `check_health` sees the
+A replica is ready (its constructor returns) only when its shards are captured. `check_health` sees the
 shard and the dispatch loops, not only the event loop; once the worker has given up it fails with Ray's
 own actor error, which Serve answers by replacing the replica at once.
 """
@@ -22,6 +22,7 @@ from encoder_pool.http.routes import build_app
 from encoder_pool.pool.calls import Answer, Call, answer
 from encoder_pool.pool.identity import Identity, weights_version
 from encoder_pool.pool.pool import Pool
+from encoder_pool.pool.ranks import start_ranks
 from encoder_pool.pool.ray_shard import start_ray_shard
 from encoder_pool.pool.ring import Ring
 from encoder_pool.pool.scaling import WorkReport
@@ -30,7 +31,7 @@ from encoder_pool.pool.worker import Worker
 from encoder_pool.towers.adapter import adapter_class
 from encoder_pool.weights import ensure
 
-SHARD_BUNDLE = 1
+FIRST_SHARD_BUNDLE = 1
 """Bundle 0 of the replica's placement group is the replica itself."""
 
 
@@ -53,10 +54,10 @@ class EncoderPool:
             sizing.ladder,
             ring.address,
             group,
-            SHARD_BUNDLE,
+            FIRST_SHARD_BUNDLE,
         )
         identity = Identity(config.model, weights_version(checkpoint, config.model.load_format))
-        worker = Worker(config.shard, start_shard)
+        worker = Worker(config.shard, partial(start_ranks, config.model.tensor_parallel_size, start_shard))
         await worker.start()
         self._pool = Pool(config, adapter, sizing, ring, worker, identity, time.monotonic)
         self._pool.start()

@@ -73,8 +73,22 @@ def _workers(pool: Pool) -> list[dict[str, Any]]:
             "start_s": {phase: round(seconds, 3) for phase, seconds in worker.report.start_s.items()},
             "kernels": dict(worker.report.kernels),
             **memory_entries(worker.report.memory),
+            **_ranks(pool),
         }
     ]
+
+
+def _ranks(pool: Pool) -> dict[str, Any]:
+    """What each rank takes, where there are several, and how many packs they have agreed on."""
+    report, reply = pool.worker.report, pool.dispatcher.last_reply
+    if not report.others:
+        return {}
+    ranks = [
+        {"pid": each.pid, **asdict(each.joined), **memory_entries(each.memory)}
+        for each in (report, *report.others)
+        if each.joined is not None
+    ]
+    return {"ranks": ranks, "packs_agreed": reply.agreed if reply is not None else 0}
 
 
 def memory_entries(memory: ShardMemory) -> dict[str, Any]:

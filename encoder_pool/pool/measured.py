@@ -58,6 +58,7 @@ class Subject(Document):
     packages  versions of others; empty for one that is not installed
     tower     digest of the checkpoint's config.json: the family and its widths, not the weights
     threads   of a tower on the CPU
+    ranks     that it is split over
     ladder    what the configuration says of it
     rungs     all that may be captured
     """
@@ -71,6 +72,7 @@ class Subject(Document):
     quantization: str
     attention: str
     threads: int
+    ranks: int
     ladder: LadderConfig
     rungs: tuple[Rung, ...]
 
@@ -88,6 +90,7 @@ class Subject(Document):
             quantization=model.quantization,
             attention=model.attention,
             threads=config.shard.threads,
+            ranks=model.tensor_parallel_size,
             ladder=config.ladder,
             rungs=rungs,
         )

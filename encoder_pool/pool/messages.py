@@ -41,11 +41,15 @@ class ItemLayout:
 
 @dataclass(frozen=True, slots=True)
 class PackRequest:
-    """A pack in a slot. `rung` is the position on the shard's ladder, None to run eagerly."""
+    """A pack in a slot. `rung` is the position on the shard's ladder, None to run eagerly.
+
+    turn  which of the packs it is that the ranks of a worker run, from 0; None where a shard is alone
+    """
 
     slot: int
     rung: int | None
     items: tuple[ItemLayout, ...]
+    turn: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +59,13 @@ class PackReply:
     finite    per item, whether all its rows are finite numbers
     encode_s  seconds from reading the slot, or the end of the pack before, to having written it
     counters  of the shard's runner, after this pack
+    agreed    packs that the ranks had agreed on, this one included; zero where a shard is alone
     """
 
     finite: tuple[bool, ...]
     encode_s: float
     counters: Counters
+    agreed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +104,19 @@ class ShardMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class Joined:
+    """A shard's place in its worker's group.
+
+    backend   what joins them: nccl or gloo
+    checksum  the sum of every rank's own number from 1, which the group made
+    """
+
+    rank: int
+    backend: str
+    checksum: int
+
+
+@dataclass(frozen=True, slots=True)
 class ShardReport:
     """What a shard found out while starting. The ladder lacks the rungs that were not captured.
 
@@ -105,6 +124,8 @@ class ShardReport:
     not_captured  rungs that might have been, and why they are not there
     measured_at   when the table was measured, in ISO 8601: in an earlier start, if that is in the cache
     start_s       seconds of each phase of the start
+    joined        None where a shard is alone
+    others        of the worker's other ranks
     """
 
     ladder: tuple[Rung, ...]
@@ -115,6 +136,8 @@ class ShardReport:
     not_captured: tuple[NotCaptured, ...]
     measured_at: str
     start_s: Mapping[str, float]
+    joined: Joined | None = None
+    others: tuple[ShardReport, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

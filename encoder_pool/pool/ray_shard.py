@@ -19,6 +19,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from encoder_pool.config import PoolConfig
 from encoder_pool.core import Rung
+from encoder_pool.pool.meeting import Place
 from encoder_pool.pool.messages import PackReply, PackRequest, ShardReport, ShardStatus
 from encoder_pool.pool.ring import RingAddress
 from encoder_pool.pool.shard import Shard
@@ -87,9 +88,14 @@ def start_ray_shard(
     ladder: tuple[Rung, ...],
     ring: RingAddress,
     group: PlacementGroup,
-    bundle: int,
+    first_bundle: int,
+    place: Place | None,
 ) -> RayShard:
-    """Ask Ray for a shard in the bundle of the placement group; it is created in the background."""
+    """Ask Ray for a shard in the placement group; it is created in the background.
+
+    first_bundle  where a shard goes that is alone or the first rank; the other ranks follow
+    """
+    bundle = first_bundle + (place.rank if place else 0)
     remote: Any = ray.remote  # its types do not know concurrency groups
     actor_class = remote(
         concurrency_groups={WORK: config.queue.packs_in_flight, CONTROL: 1},
@@ -100,5 +106,5 @@ def start_ray_shard(
         name=f"{name}#{next(_incarnation)}",
         namespace=NAMESPACE,
         scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),
-    ).remote(config, checkpoint, ladder, ring)
+    ).remote(config, checkpoint, ladder, ring, place)
     return RayShard(actor)

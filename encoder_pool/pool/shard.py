@@ -3,8 +3,10 @@
 It reads packs out of the ring, runs them, and writes embeddings back. It queues nothing and chooses
 nothing: the replica planned the pack. The tower is loaded, captured and run on one thread of the shard's own;
 the threads that call `run` wait there for their rows, so that a device is handed the next pack while it
-computes. `status` is answered meanwhile. torch is imported in here and not with the module, because the
-replica imports the module too.
+computes. `status` is answered meanwhile. A tower that is split over ranks has a shard for each: all of them
+read the pack, agree on it and run it together, and the first writes the embeddings.
+
+torch is imported in here and not with the module, because the replica imports the module too.
 """
 
 from __future__ import annotations
@@ -24,10 +26,13 @@ from encoder_pool.config import PoolConfig
 from encoder_pool.core import Rung
 from encoder_pool.graphs.counters import Counters
 from encoder_pool.graphs.host_memory import peak_rss_bytes
+from encoder_pool.pool.agreement import Agreement, Alone, OfRanks, RanksApart
 from encoder_pool.pool.measured import Card, Subject
+from encoder_pool.pool.meeting import Place
 from encoder_pool.pool.messages import (
     GpuMemory,
     ItemLayout,
+    Joined,
     PackReply,
     PackRequest,
     Phase,
@@ -37,12 +42,13 @@ from encoder_pool.pool.messages import (
 )
 from encoder_pool.pool.own_thread import OwnThread
 from encoder_pool.pool.ring import Ring, RingAddress
-from encoder_pool.towers.adapter import KnowsItself, StagedItem, adapter_class
+from encoder_pool.towers.adapter import KnowsItself, Splits, StagedItem, adapter_class
 
 if TYPE_CHECKING:
     import torch
 
     from encoder_pool.graphs.cuda import CudaRunner
+    from encoder_pool.graphs.ranks import JoinedRanks
     from encoder_pool.graphs.runner import LadderRunner
     from encoder_pool.graphs.staging import HostSlot, Pending, Staging
     from encoder_pool.towers.adapter import Tower
@@ -51,20 +57,31 @@ logger = logging.getLogger(__name__)
 
 DEVICE_LOST = 70
 """Exit status of a shard whose device refuses all further work: a new process can use it again."""
+RANKS_APART = 71
+"""Exit status of a rank that the others have left, or that has to leave them, in the middle of a pack."""
 
 
 class Shard:
-    """One tower, captured, behind a ring."""
+    """One tower, or a rank's part of it, captured, behind a ring."""
 
     def __init__(
-        self, config: PoolConfig, checkpoint: Path, ladder: tuple[Rung, ...], ring: RingAddress
+        self,
+        config: PoolConfig,
+        checkpoint: Path,
+        ladder: tuple[Rung, ...],
+        ring: RingAddress,
+        place: Place | None = None,
     ) -> None:
+        """Of all of a tower, or of what falls to a place among ranks."""
         self._config = config
         self._checkpoint = checkpoint
         self._ladder = ladder
         self._ring = Ring.attach(ring)
         self._phase = Phase.LOAD
         self._fraction = 0.0
+        self._place = place
+        self._agreement: Agreement = OfRanks(place, config.shard.pack_timeout_s) if place else Alone()
+        self._ranks: JoinedRanks | None = None
         self._thread = OwnThread("tower")
         self._busy = _BusyTime()
         self._width: int
@@ -75,7 +92,7 @@ class Shard:
         self._staging: Staging
 
     def load(self) -> None:
-        """Load the tower's weights. Raises ValueError if they do not fit the tower."""
+        """Join the other ranks and load the weights. Raises ValueError if they do not fit the tower."""
         self._thread.call(self._load)
 
     def capture(self) -> ShardReport:
@@ -85,12 +102,17 @@ class Shard:
     def run(self, request: PackRequest) -> PackReply:
         """Encode a pack that lies in the ring. It fails as a whole; the replica retries its items.
 
-        Ends the process if the device is lost: every later pack would fail too.
+        Ends the process if the device is lost: every later pack would fail too. And if the ranks are not at
+        one: they cannot be again.
         """
         begun = self._busy.begin()
         try:
-            launched = self._thread.call(self._launch, request)
+            with self._agreement.in_turn(request):
+                launched = self._thread.call(self._launch, request)
             is_finite = launched.pending.wait()
+        except RanksApart:
+            logger.critical("the ranks are not at one; the shard ends", exc_info=True)
+            os._exit(RANKS_APART)
         except Exception:
             if self._staging.is_lost():
                 logger.critical("the device is lost; the shard ends", exc_info=True)
@@ -99,7 +121,7 @@ class Shard:
         finally:
             encode_s = self._busy.end(begun)
         finite = _finite_items(is_finite, [layout.cost.out_rows for layout in request.items])
-        return PackReply(finite, encode_s, launched.counters)
+        return PackReply(finite, encode_s, launched.counters, launched.agreed)
 
     def status(self) -> ShardStatus:
         """What the shard is doing, answered also while it works."""
@@ -116,17 +138,36 @@ class Shard:
         torch.set_num_threads(self._config.shard.threads)
         adapter = adapter_class(self._config.model.adapter)(self._checkpoint)
         self._width = adapter.width
-        self._tower = adapter.load(self._config.model)
+        if self._place is None:
+            self._tower = adapter.load(self._config.model)
+        else:
+            assert isinstance(adapter, Splits), "a configuration that asks for ranks is checked"
+            self._ranks = self._join(self._place)
+            self._tower = adapter.load_part(self._config.model, self._ranks)
         self._peak_rss_bytes = peak_rss_bytes()
         self._load_s = time.perf_counter() - began
+
+    def _join(self, place: Place) -> JoinedRanks:
+        """Whoever waits for the ranks has a shorter patience than they themselves, and ends them."""
+        import torch
+
+        from encoder_pool.graphs.ranks import JoinedRanks
+
+        shard, is_on_cpu = self._config.shard, self._config.model.device == "cpu"
+        longest_s = max(shard.load_timeout_s, shard.capture_timeout_s, shard.pack_timeout_s)
+        device = torch.device("cpu") if is_on_cpu else torch.device("cuda", torch.cuda.current_device())
+        return JoinedRanks(place.meeting.group.path(), place.rank, place.meeting.count, device, longest_s)
 
     def _capture(self) -> ShardReport:
         from encoder_pool.pool.bring_up import bring_up
 
         self._runner, self._staging, clock = self._on_device()
+        wall: Callable[[], float] = time.perf_counter
+        if self._ranks is not None:  # what is decided by a time, all ranks decide alike
+            clock, wall = self._ranks.latest(clock), self._ranks.latest(wall)
         subject = Subject.of(self._config, self._checkpoint, self._ladder)
         with self._staging.stream():
-            found = bring_up(subject, self._card(), self._tower, self._runner, clock, self._at)
+            found = bring_up(subject, self._card(), self._tower, self._runner, clock, self._at, wall)
         self._at(Phase.SERVE, 1.0)
         return ShardReport(
             ladder=self._runner.ladder,
@@ -137,7 +178,12 @@ class Shard:
             not_captured=found.not_captured,
             measured_at=found.measured_at.isoformat(timespec="seconds"),
             start_s={Phase.LOAD.value: self._load_s, **found.start_s},
+            joined=self._joined(),
         )
+
+    def _joined(self) -> Joined | None:
+        ranks = self._ranks
+        return None if ranks is None else Joined(ranks.rank, ranks.backend, ranks.checksum)
 
     def _at(self, phase: Phase, fraction: float) -> None:
         self._phase, self._fraction = phase, fraction
@@ -159,35 +205,37 @@ class Shard:
         import torch
 
         slots, dtype = _host_slots(self._ring), getattr(torch, self._config.model.dtype.value)
+        is_split, writes = self._ranks is not None, self._ranks is None or self._ranks.rank == 0
         if self._config.model.device == "cpu":
             from encoder_pool.graphs.runner import CpuRunner
             from encoder_pool.graphs.staging import HostStaging
 
-            staging = HostStaging(slots, self._width, dtype)
-            return CpuRunner(self._tower, self._ladder), staging, self._clock
+            staging = HostStaging(slots, self._width, dtype, writes)
+            return CpuRunner(self._tower, self._ladder, is_split), staging, self._clock
         from encoder_pool.graphs.cuda import CudaRunner, synchronised_clock
         from encoder_pool.graphs.staging import CudaStaging
 
-        runner = CudaRunner(self._tower, self._ladder)
-        return runner, CudaStaging(slots, self._width, dtype, runner.stream), synchronised_clock
+        runner = CudaRunner(self._tower, self._ladder, is_split=is_split)
+        return runner, CudaStaging(slots, self._width, dtype, runner.stream, writes), synchronised_clock
 
     def _launch(self, request: PackRequest) -> _Launched:
         """Hand the pack to the device. On a GPU none of it has happened yet when this returns."""
         from encoder_pool.graphs.runner import Batch
 
-        with self._staging.stream():
+        with self._staging.stream(), self._agreement.about(request) as gate:
             region = self._staging.receive(request.slot, max(map(_end, request.items)))
             staged = [_read(layout, region) for layout in request.items]
             batch = Batch.of(self._tower, staged, [layout.cost for layout in request.items])
             rows = self._staging.rows(request.slot, batch.cost.out_rows)
-            self._runner.run_into(batch, request.rung, rows)
+            self._runner.run_into(batch, request.rung, rows, gate)
             pending = self._staging.send(request.slot, rows)
-        return _Launched(pending, self._runner.counters)
+        return _Launched(pending, self._runner.counters, self._agreement.count)
 
 
 class _Launched(NamedTuple):
     pending: Pending
     counters: Counters
+    agreed: int
 
 
 class _BusyTime:

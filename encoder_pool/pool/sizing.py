@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from encoder_pool.config import LadderConfig, PoolConfig
+from encoder_pool.config import LadderConfig, ModelConfig, PoolConfig
 from encoder_pool.core import Cost, Rung
 from encoder_pool.errors import TooLarge
 from encoder_pool.graphs.ladder import build_ladder, with_numbers
 from encoder_pool.pool.messages import alignment_slack
-from encoder_pool.towers.adapter import Adapter, BoundsItems
+from encoder_pool.towers.adapter import Adapter, BoundsItems, Splits
 
 _COUNTED = {
     "out_rows": "tokens",
@@ -59,7 +59,8 @@ class Sizing:
 
 
 def size_pool(config: PoolConfig, adapter: Adapter) -> Sizing:
-    """The sizing of a pool. Raises ValueError, naming the key, for a ladder that the adapter cannot have."""
+    """The sizing of a pool. Raises ValueError, naming the key, for ladders or ranks that cannot be."""
+    _check_ranks(config.model, adapter)
     ladder = build_ladder(_with_numbers(config, adapter), adapter.capacity)
     top = ladder[-1]
     largest_budget = max(config.ladder.eager_max or 0, top.budget)
@@ -96,3 +97,15 @@ def _with_numbers(config: PoolConfig, adapter: Adapter) -> LadderConfig:
     if tokens > config.queue.max_tokens:
         largest = max(1, largest * config.queue.max_tokens // tokens)
     return with_numbers(config.ladder, largest, adapter.capacity(largest), config.model.device)
+
+
+def _check_ranks(model: ModelConfig, adapter: Adapter) -> None:
+    size = model.tensor_parallel_size
+    if size == 1:
+        return
+    if not isinstance(adapter, Splits):
+        raise ValueError(
+            f"model.adapter '{model.adapter}' does not split its tower: "
+            f"model.tensor_parallel_size must be 1 (it is {size})"
+        )
+    adapter.check_ranks(size)

@@ -1,4 +1,4 @@
-"""A worker: the shard that replays, kept alive.
+"""A worker: the shard that replays, or the ranks that do so as one, kept alive.
 
 It starts the shard phase by phase, each with a deadline, hands it packs, and replaces it when it dies or
 hangs. A shard that cannot be kept alive makes the worker give up; its replica is then replaced by Serve.

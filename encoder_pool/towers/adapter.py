@@ -87,6 +87,57 @@ class BoundsItems(Protocol):
         ...
 
 
+class Ranks(Protocol):
+    """The processes that a tower is split over, seen from one of them."""
+
+    @property
+    def rank(self) -> int:
+        """Which of them this one is, from 0."""
+        ...
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        ...
+
+    def add_up(self, partial: torch.Tensor) -> torch.Tensor:
+        """The sum of the ranks' tensors, in the memory of this one's. No host synchronisation.
+
+        It waits for every rank: all of them call it, as often, in the same order and with the same shapes.
+        """
+        ...
+
+
+class Alone:
+    """The whole tower in one process."""
+
+    rank = 0
+    count = 1
+
+    def add_up(self, partial: torch.Tensor) -> torch.Tensor:
+        """As it is."""
+        return partial
+
+
+ALONE: Ranks = Alone()
+
+
+@runtime_checkable
+class Splits(Protocol):
+    """An adapter whose tower can be split over ranks. With others `model.tensor_parallel_size` is 1."""
+
+    def check_ranks(self, count: int) -> None:
+        """Raise ValueError, with the numbers that work, if the tower cannot be split over so many."""
+        ...
+
+    def load_part(self, model: ModelConfig, ranks: Ranks) -> Tower:
+        """The tower with this rank's weights. Every rank makes all rows, by the same calls in the same order.
+
+        What a tower does between two sums may differ by rank, when it sums may not. Raises as `load`.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class StagedItem:
     """A prepared item as the shard sees it: its array as a tensor on the tower's device, and its grid."""

@@ -37,6 +37,7 @@ class QwenVision(CheckpointFile):
     temporal_patch_size: PositiveInt = 2
     in_channels: Literal[3] = 3
     depth: PositiveInt = 32
+    num_heads: PositiveInt = 16
     out_hidden_size: PositiveInt = 3584
     window_size: NonNegativeInt = 0
     deepstack_visual_indexes: tuple[int, ...] = ()
@@ -89,6 +90,11 @@ class Qwen2Vision(QwenVision):
             self.patch_values * columns + blocks + merger(self.unit * columns, self.hidden_size, 2 * columns)
         )
 
+    @property
+    def shared_out(self) -> dict[str, int]:
+        """What the ranks of a tower share out evenly, by the keys that say how many there are."""
+        return {"num_heads": self.num_heads, "embed_dim * mlp_ratio": self.embed_dim * self.mlp_ratio}
+
 
 class Qwen25Vision(QwenVision):
     """`vision_config` of Qwen2.5-VL."""
@@ -105,6 +111,11 @@ class Qwen25Vision(QwenVision):
         return (
             self.patch_values * columns + blocks + merger(self.unit * columns, self.out_hidden_size, columns)
         )
+
+    @property
+    def shared_out(self) -> dict[str, int]:
+        """What the ranks of a tower share out evenly, by the keys that say how many there are."""
+        return {"num_heads": self.num_heads, "intermediate_size": self.intermediate_size}
 
 
 class Qwen3Vision(QwenVision):
@@ -125,6 +136,11 @@ class Qwen3Vision(QwenVision):
         levels = len(self.deepstack_visual_indexes) * merger(merged, self.out_hidden_size, 2 * merged)
         last = merger(merged, self.out_hidden_size, 2 * columns)
         return linear(self.patch_values, columns) + table + blocks + levels + last
+
+    @property
+    def shared_out(self) -> dict[str, int]:
+        """What the ranks of a tower share out evenly, by the keys that say how many there are."""
+        return {"num_heads": self.num_heads, "intermediate_size": self.intermediate_size}
 
 
 class Qwen3VLVision(Qwen3Vision):
@@ -147,6 +163,11 @@ class QwenConfig(CheckpointFile):
     def num_weights(self) -> int:
         """Weights of the tower."""
         return self.vision_config.num_weights
+
+    @property
+    def shared_out(self) -> dict[str, int]:
+        """What the ranks of the tower share out."""
+        return self.vision_config.shared_out
 
 
 class Qwen2Config(QwenConfig):
@@ -182,6 +203,7 @@ class KimiVision(CheckpointFile):
     pos_emb_width: PositiveInt = 64
     pos_emb_time: PositiveInt = 4
     num_hidden_layers: PositiveInt = 27
+    num_attention_heads: PositiveInt = 16
     hidden_size: PositiveInt = 1152
     intermediate_size: PositiveInt = 4304
 
@@ -228,6 +250,15 @@ class KimiConfig(CheckpointFile):
         blocks = vision.num_hidden_layers * block(columns, vision.intermediate_size)
         projector = merger(unit * columns, self.text_config.hidden_size, 2 * columns)
         return embedding + table + blocks + 2 * columns + projector
+
+    @property
+    def shared_out(self) -> dict[str, int]:
+        """What the ranks of the tower share out."""
+        vision = self.vision_config
+        return {
+            "num_attention_heads": vision.num_attention_heads,
+            "intermediate_size": vision.intermediate_size,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,3 +351,8 @@ def family_of(checkpoint: Path) -> tuple[Family, Geometry]:
 def num_weights(checkpoint: Path) -> int:
     """Weights of the tower and projector that config.json describes. Raises as `family_of`."""
     return read(checkpoint, "config.json", named_family(checkpoint).config).num_weights
+
+
+def shared_out(checkpoint: Path) -> dict[str, int]:
+    """What the ranks of the tower share out evenly, by the keys of config.json. Raises as `family_of`."""
+    return read(checkpoint, "config.json", named_family(checkpoint).config).shared_out

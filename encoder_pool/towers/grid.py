@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
+from math import gcd
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,8 @@ import numpy.typing as npt
 from encoder_pool.config import LimitsConfig, ModelConfig
 from encoder_pool.core import Cost, Grid, Media, Modality, PreparedItem, Rung
 from encoder_pool.media.source import digest
-from encoder_pool.towers.families import family_of, num_weights
+from encoder_pool.towers.adapter import ALONE, Ranks
+from encoder_pool.towers.families import family_of, num_weights, shared_out
 from encoder_pool.towers.grid_processing import GridProcessor
 from encoder_pool.towers.grid_split import chunks, frames_that_fit
 
@@ -97,11 +99,27 @@ class GridAdapter:
 
     def load(self, model: ModelConfig) -> Tower:
         """The stock tower and projector behind the normalisation. ValueError if the weights do not fit."""
+        return self.load_part(model, ALONE)
+
+    def check_ranks(self, count: int) -> None:
+        """See Splits: heads are not cut, and every rank has as many columns of the MLP."""
+        counts = shared_out(self._checkpoint)
+        if any(shared % count for shared in counts.values()):
+            named = " and ".join(f"{key} {shared}" for key, shared in counts.items())
+            common = gcd(*counts.values())
+            sizes = ", ".join(str(size) for size in range(1, common + 1) if common % size == 0)
+            raise ValueError(
+                f"model.tensor_parallel_size {count} does not divide {named} (config.json of "
+                f"{self._checkpoint}); these do: {sizes}"
+            )
+
+    def load_part(self, model: ModelConfig, ranks: Ranks) -> Tower:
+        """See Splits. Each rank reads all weights, and keeps its own of every block as it fuses it."""
         from encoder_pool.towers.grid_loading import load_encoder
         from encoder_pool.towers.grid_tower import GridTower
 
         encoder = load_encoder(self._family, self._checkpoint, model)
-        return GridTower(encoder, self._geometry, self._processor.normalisation, model)
+        return GridTower(encoder, self._geometry, self._processor.normalisation, model, ranks)
 
     def _piece(self, item: PreparedItem, data: npt.NDArray[np.generic], grid: Grid) -> PreparedItem:
         cost = self._geometry.cost(grid)

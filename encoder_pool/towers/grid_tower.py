@@ -16,7 +16,7 @@ import torch
 
 from encoder_pool.config import ModelConfig
 from encoder_pool.core import Cost, Grid
-from encoder_pool.towers.adapter import InputSpec, KernelChoice, Metadata, StagedItem
+from encoder_pool.towers.adapter import ALONE, InputSpec, KernelChoice, Metadata, Ranks, StagedItem
 from encoder_pool.towers.attention import Tunable
 from encoder_pool.towers.fused.fuse import fuse
 from encoder_pool.towers.grid_geometry import Geometry
@@ -37,10 +37,19 @@ _SEGMENTS = (_Segments("cu_seqlens", "max_seqlen"), _Segments("cu_window_seqlens
 
 
 class GridTower:
-    """A stock tower, fused, behind the pool's interface."""
+    """A stock tower, fused, behind the pool's interface.
+
+    Split over ranks, each has some heads and some columns of every block, and all of what is around them:
+    patch embedding, norms, positions, mergers, projector.
+    """
 
     def __init__(
-        self, encoder: Encoder, geometry: Geometry, normalisation: Normalisation, model: ModelConfig
+        self,
+        encoder: Encoder,
+        geometry: Geometry,
+        normalisation: Normalisation,
+        model: ModelConfig,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.inputs: Mapping[str, InputSpec] = {
             "patches": InputSpec("patch_rows", (geometry.patch_values,), torch.uint8)
@@ -58,7 +67,7 @@ class GridTower:
         )
         self._has_stock_mean = hasattr(encoder.tower, "temporal_merge")
         self._first_row = torch.zeros(1, 1, 1, dtype=torch.int64, device=model.device)
-        self._fused = fuse(encoder.tower, model)
+        self._fused = fuse(encoder.tower, model, ranks)
 
     @property
     def weights_bytes(self) -> int:

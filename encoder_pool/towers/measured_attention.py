@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
 from math import ceil, inf, log2
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -24,6 +24,9 @@ from encoder_pool.towers.adapter import KernelChoice
 from encoder_pool.towers.attention import KERNELS, kernel_of, masked_rows
 from encoder_pool.towers.fused.operations import Operations
 from encoder_pool.towers.gpu_attention import candidates
+
+if TYPE_CHECKING:
+    from torch.cuda import _POOL_HANDLE
 
 logger = logging.getLogger(__name__)
 
@@ -141,22 +144,26 @@ class MeasuredAttention:
         return KernelChoice(*shape, kernel, width, us)
 
     def _contenders(self, shape: Shape, offsets: torch.Tensor) -> list[_Contender]:
-        """Those that are right, recorded, the plainest first."""
+        """Those that are right, recorded, the plainest first.
+
+        One pool serves all recordings: no two replay at a time, and nobody reads their rows. It is left to
+        them when one broke off, which may have spoilt it.
+        """
         heads = torch.randn(shape.rows, 3, self._num_heads, self._width, dtype=self._dtype, device="cuda")
         sample = _Sample.of(heads, offsets, self._width**-0.5)
         angles = heads.new_zeros(shape.rows, self._width)
         contenders, failures = [], []
+        pool = torch.cuda.graph_pool_handle()
         for name in candidates(self._dtype, self._width, shape.longest):
             for width in dict.fromkeys((self._width, self._width + -self._width % WIDTH_MULTIPLE)):
                 run = partial(self._attend, name, heads, angles, offsets, shape.longest, width)
                 try:
                     sample.check(run())
-                    replay_us = _recorded(run, min(MOST_CALLS, ceil(RECORDED_ROWS / shape.rows)))
-                except (
-                    Exception
-                ) as error:  # Whatever a kernel raises, this GPU or these heads are not for it.
+                    replay_us = _recorded(run, min(MOST_CALLS, ceil(RECORDED_ROWS / shape.rows)), pool)
+                except Exception as error:  # whatever it raises, this GPU or these heads are not for it
                     failures.append(f"{name}, heads of {width}: {error}")
                     logger.warning("an attention kernel is not used for %s; %s", shape, failures[-1])
+                    pool = torch.cuda.graph_pool_handle()
                 else:
                     contenders.append(_Contender(name, width, replay_us))
         if not contenders:
@@ -217,13 +224,12 @@ def _is_close(rows: torch.Tensor, expected: torch.Tensor) -> bool:
     return bool((errors <= LARGEST_ERROR * sizes).all())
 
 
-def _recorded(run: Callable[[], object], calls: int) -> Callable[[], float]:
+def _recorded(run: Callable[[], object], calls: int, pool: _POOL_HANDLE) -> Callable[[], float]:
     """What replays so many calls on the device and tells the microseconds of one: launching costs nothing.
 
     Not `torch.cuda.graph`, which empties the allocator's cache every time.
     """
-    graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
-    stream = torch.cuda.Stream()
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         graph.capture_begin(pool, capture_error_mode="thread_local")
@@ -246,7 +252,7 @@ def _recorded(run: Callable[[], object], calls: int) -> Callable[[], float]:
     return replay_us
 
 
-def _end_capture(graph: torch.cuda.CUDAGraph, pool: Any) -> None:
+def _end_capture(graph: torch.cuda.CUDAGraph, pool: _POOL_HANDLE) -> None:
     """End a capture, also one that CUDA has given up: torch 2.11 then leaves its allocators in it."""
     try:
         graph.capture_end()

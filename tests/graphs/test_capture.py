@@ -136,6 +136,12 @@ def test_without_its_largest_rung_a_ladder_of_tiers_serves_what_the_others_hold(
     }
 
 
+def test_of_a_split_tower_no_rung_is_dropped_since_the_other_ranks_would_not_know() -> None:
+    runner = CpuRunner(FailingTower(MERGE * 8), LADDER, is_split=True)
+    with pytest.raises(RuntimeError, match="a rung of a split tower failed; budget 8: out of memory"):
+        runner.capture(lambda done, total: None)
+
+
 def test_no_rung_at_all_is_an_error_that_names_every_failure() -> None:
     runner = CpuRunner(FailingTower(*(MERGE * budget for budget in BUDGETS)), LADDER)
     message = "no rung could be captured; budget 16: out of memory; budget 8: .*; budget 4: out of memory"

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from encoder_pool.graphs.runner import Batch
 from encoder_pool.towers.adapter import Metadata
 from tests.graphs.towers import (
     MERGE,
+    WIDTH,
     DenseTower,
     EchoTower,
     FailingTower,
@@ -201,6 +203,37 @@ def test_a_failed_run_leaves_the_runner_usable() -> None:
         runner.run(clip_batch(tower, strip(3)), None)
     batch = clip_batch(tower, strip(2))
     assert close(runner.run(batch, 0), runner.run(batch, None))
+
+
+@pytest.mark.parametrize("rung", [1, None])
+def test_a_gate_is_met_when_all_is_checked_and_nothing_has_run(rung: int | None) -> None:
+    met: list[str] = []
+
+    class Watched(RaggedTower):
+        def forward(self, inputs: Mapping[str, torch.Tensor], metadata: Metadata) -> torch.Tensor:
+            met.append("tower")
+            return super().forward(inputs, metadata)
+
+    tower = Watched()
+    runner = captured(tower, LADDER)
+    batch = clip_batch(tower, strip(7))
+    rows = torch.zeros(7, MERGE * WIDTH)
+
+    def close_it() -> None:
+        met.append("gate")
+        raise RuntimeError("closed")
+
+    met.clear()
+    with pytest.raises(RuntimeError, match="closed"):
+        runner.run_into(batch, rung, rows, close_it)
+    assert met == ["gate"]
+    assert not rows.any()
+    with pytest.raises(BatchMismatch):
+        runner.run_into(replace(batch, cost=Cost(1, 1, 1)), rung, rows, close_it)
+    assert met == ["gate"]
+    runner.run_into(batch, rung, rows, lambda: met.append("open"))
+    assert met == ["gate", "open", "tower"]
+    assert close(rows, runner.run(batch, rung))
 
 
 def test_a_recording_computes_what_the_rung_holds_and_counts_as_no_run() -> None:

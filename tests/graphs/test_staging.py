@@ -72,16 +72,25 @@ def test_on_the_host_a_pack_is_computed_in_its_slot(slots: list[HostSlot]) -> No
     assert not staging.is_lost()
 
 
+def test_where_another_writes_the_rows_nothing_reaches_the_slot(slots: list[HostSlot]) -> None:
+    staging = HostStaging(slots, OUT_WIDTH, torch.float32, writes=False)
+    rows = staging.rows(1, 2)
+    assert rows.shape == (2, OUT_WIDTH)
+    rows.fill_(3.0)
+    assert staging.send(1, rows).wait().tolist() == [True, True]
+    assert not slots[1].output.any()
+
+
 class Line:
     """Packs of ragged items through the slots of a GPU."""
 
-    def __init__(self, slots: list[HostSlot]) -> None:
+    def __init__(self, slots: list[HostSlot], writes: bool = True) -> None:
         self.slots = slots
         self.tower = RaggedTower(device="cuda")
         self.reference = captured(RaggedTower(), LADDER)
         self.runner = CudaRunner(self.tower, LADDER)
         self.runner.capture(lambda done, total: None)
-        self.staging = CudaStaging(slots, OUT_WIDTH, torch.float32, self.runner.stream)
+        self.staging = CudaStaging(slots, OUT_WIDTH, torch.float32, self.runner.stream, writes)
 
     def write(self, slot: int, out_rows: int, seed: int) -> Batch:
         batch = clip_batch(RaggedTower(), strip(out_rows), seed=seed)
@@ -110,6 +119,15 @@ class Line:
 def line(slots: list[HostSlot]) -> Iterator[Line]:
     line = Line(slots)
     yield line
+    line.staging.close()
+
+
+@needs_gpu
+def test_a_gpu_whose_rows_another_writes_brings_home_only_which_are_finite(slots: list[HostSlot]) -> None:
+    line = Line(slots, writes=False)
+    line.write(0, 8, seed=1)
+    assert line.launch(0, strip(8), 1).wait().tolist() == [True] * 8
+    assert not slots[0].output.any()
     line.staging.close()
 
 

@@ -54,7 +54,7 @@ def test_fractions_of_cpus_add_up_over_applications(tmp_path: Path) -> None:
     assert found(service, Host(3.0, AMPLE.free_bytes)) == []
     (problem,) = found(service, Host(2.9, AMPLE.free_bytes))
     assert problem == (
-        "the applications reserve 3 CPUs (replica.cpus + shard.cpus, times scaling.min_replicas); "
+        "the applications reserve 3 CPUs (replica.cpus + shard.cpus a rank, times scaling.min_replicas); "
         "this host has 2.9"
     )
 
@@ -89,6 +89,30 @@ def test_memory_is_that_of_processes_rings_and_weights(tmp_path: Path) -> None:
     assert problem.startswith(f"about {needed >> 20} MiB of memory are needed, ")
 
 
+def test_every_rank_is_a_process_and_reserves_what_a_shard_does(tmp_path: Path) -> None:
+    model = {
+        "adapter": "grid",
+        "checkpoint": "config:qwen2.5-vl-7b",
+        "load_format": "dummy",
+        "device": "cuda",
+        "dtype": "bfloat16",
+        "tensor_parallel_size": 2,
+    }
+    entry = toy_entry(
+        tmp_path, model=model, ladder={"min": 64, "max": 256}, replica={"cpus": 1}, shard={"cpus": 2}
+    )
+    service = a_service(tmp_path, entry)
+    (plan,) = plan_service(service)
+    needed = 2 * PROCESS_BYTES + plan.host_bytes
+    assert (plan.cpus, plan.gpus) == (5, 2)
+    assert found(service, Host(5.0, needed, gpus=2)) == []
+    assert [problem.partition(" (")[0] for problem in found(service, Host(4.0, needed - 1, gpus=1))] == [
+        "the applications reserve 5 CPUs",
+        "the applications reserve 2 GPUs",
+        f"about {needed >> 20} MiB of memory are needed, {(needed - 1) >> 20} MiB are free",
+    ]
+
+
 def cuda_entry(folder: Path, name: str = "toy", **shard: Any) -> dict[str, Any]:
     return toy_entry(folder, name, model={"device": "cuda"}, shard={"cpus": 1, **shard})
 
@@ -112,7 +136,7 @@ def test_shares_of_gpus_add_up_over_applications(tmp_path: Path) -> None:
     assert found(service, replace(AMPLE, gpus=2)) == []
     (problem,) = found(service, replace(AMPLE, gpus=1))
     assert problem == (
-        "the applications reserve 2 GPUs (shard.gpus, times scaling.min_replicas); this host has 1"
+        "the applications reserve 2 GPUs (shard.gpus a rank, times scaling.min_replicas); this host has 1"
     )
 
 

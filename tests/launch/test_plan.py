@@ -71,6 +71,12 @@ def test_weights_that_are_made_on_the_gpu_take_no_host_memory(tmp_path: Path) ->
     assert gpu.host_bytes == gpu.sizing.ring_bytes + cache
 
 
+def test_every_rank_reads_all_weights(tmp_path: Path) -> None:
+    model = {"adapter": "grid", "checkpoint": "config:qwen2.5-vl-tiny", "load_format": "dummy"}
+    one, two = (planned(tmp_path, model={**model, "tensor_parallel_size": size}) for size in (1, 2))
+    assert two.host_bytes == one.host_bytes + 4 * TINY_WEIGHTS
+
+
 def test_static_bytes_are_inputs_and_rows_of_the_largest_rung(tmp_path: Path) -> None:
     plan = planned(tmp_path, ladder={"min": 1, "max": 4, "eager_max": 9})
     assert plan.static_bytes == 4 * 2 + 4 * TOKENS * WIDTH * 4

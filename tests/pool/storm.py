@@ -17,6 +17,7 @@ from encoder_pool.core import Media
 from encoder_pool.errors import PoolError
 from encoder_pool.http.service import Encoded, Reservation
 from encoder_pool.pool.flights import Flight
+from encoder_pool.pool.places import Rows
 from encoder_pool.pool.pool import Pool
 from tests.pool.local_pool import HASTY_S, PATIENT_S, attempt, pass_time, until
 from tests.pool.local_shard import LocalShard
@@ -106,10 +107,14 @@ class Storm:
             self._leaving.append(asyncio.create_task(_cancel_after(2 * attempts[task].turns, task)))
 
     def _note_launch(
-        self, flights: Sequence[Flight], media: Sequence[Media], reservation: Reservation
+        self,
+        flights: Sequence[Flight],
+        media: Sequence[Media],
+        places: Sequence[Rows | None],
+        reservation: Reservation,
     ) -> None:
         self._launched.add(asyncio.current_task())
-        self._launch(flights, media, reservation)
+        self._launch(flights, media, places, reservation)
 
 
 def _of_fate(attempts: dict[Attempt, Request], fate: Fate) -> list[Attempt]:

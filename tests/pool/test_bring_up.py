@@ -99,9 +99,9 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Rungs of each ladder that was measured."""
     counts: list[int] = []
 
-    def watched(runner: CpuRunner, *others: Any) -> Any:
+    def watched(runner: CpuRunner, *others: Any, **options: Any) -> Any:
         counts.append(len(runner.ladder))
-        return measure(runner, *others)
+        return measure(runner, *others, **options)
 
     monkeypatch.setattr("encoder_pool.pool.bring_up.measure", watched)
     return counts

@@ -17,7 +17,7 @@ from encoder_pool.errors import PoolError, Unavailable
 from encoder_pool.http.service import Encoded, Sharing
 from encoder_pool.http.wire import Answer, safetensors_chunks
 from encoder_pool.pool.pool import Pool
-from tests.pool.local_pool import assert_rows, config, encoding_slowly, running, until
+from tests.pool.local_pool import HELD, assert_rows, config, encoding, running, until
 from tests.pool.long_toy import long_toy
 from tests.pool.test_pieces import long_config
 from tests.toy import RAISES, TOKENS, WIDTH, expected, toy
@@ -138,10 +138,11 @@ async def test_a_request_that_fails_or_leaves_gives_its_memory_back() -> None:
     async with running(sharing_config(queue={"packs_in_flight": 1})) as (pool, shards):
         with pytest.raises(PoolError):
             await share(pool, toy(1), toy(2, RAISES))
-        slow = await encoding_slowly(pool, shards)
+        slow = await encoding(pool, shards)
         waiting = asyncio.create_task(share(pool, toy(3)))
         await until(lambda: pool.leases.bytes == LEASE_BYTES)
         waiting.cancel()
         await asyncio.wait([waiting])
         assert pool.leases.describe() | {"max_bytes": 0} == dict.fromkeys(pool.leases.describe(), 0)
-        assert_rows(await slow, 1)
+        shards[0].let_go()
+        assert_rows(await slow, HELD)

@@ -12,13 +12,16 @@ from encoder_pool.pool.messages import ALIGNMENT, lay_out
 from encoder_pool.pool.sizing import Sizing, size_pool
 from encoder_pool.towers.grid import GridAdapter
 from encoder_pool.weights import ensure
+from tests.pool.split_toy import SplitToyAdapter
 from tests.toy import TOKENS, WIDTH, ToyAdapter, toy
 
 
-def sized(model: dict[str, str] | None = None, **sections: Any) -> Sizing:
+def sized(
+    model: dict[str, Any] | None = None, adapter: type[ToyAdapter] = ToyAdapter, **sections: Any
+) -> Sizing:
     named = {"name": "toy", "adapter": "tests.toy:ToyAdapter", "checkpoint": "unused", **(model or {})}
     document = {"model": named, "ladder": {"min": 1, "max": 8}, **sections}
-    return size_pool(PoolConfig.model_validate(document), ToyAdapter(Path()))
+    return size_pool(PoolConfig.model_validate(document), adapter(Path()))
 
 
 def test_the_largest_item_is_the_top_rung_unless_more_may_run_eagerly() -> None:
@@ -78,6 +81,15 @@ def test_a_pack_that_fills_the_top_rung_fits_its_slot() -> None:
 def test_what_cannot_work_is_refused_with_the_key(sections: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         sized(**sections)
+
+
+def test_ranks_that_an_adapter_cannot_have_are_refused() -> None:
+    toys = r"model\.adapter 'tests\.toy:ToyAdapter' does not split its tower: .* must be 1 \(it is 2\)"
+    with pytest.raises(ValueError, match=toys):
+        sized({"tensor_parallel_size": 2})
+    with pytest.raises(ValueError, match=r"model\.tensor_parallel_size 3: toys are split over 2"):
+        sized({"tensor_parallel_size": 3}, SplitToyAdapter)
+    assert sized({"tensor_parallel_size": 2}, SplitToyAdapter) == sized()
 
 
 def test_a_queue_that_just_holds_the_largest_item_is_enough() -> None:

@@ -1,4 +1,5 @@
 import asyncio
+import logging
 from contextlib import suppress
 
 import pytest
@@ -35,6 +36,14 @@ async def test_a_worker_is_ready_only_when_its_shard_has_captured() -> None:
     await worker.start()
     assert (worker.is_ready, worker.state) == (True, "ready")
     assert worker.report.pid == 0
+
+
+async def test_how_long_each_phase_of_a_start_took_is_in_the_replicas_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.INFO, "ray.serve"):
+        await started(Factory())
+    assert [record.message for record in caplog.records] == ["a shard of 3 rungs is ready: load 1.5 s"]
 
 
 async def test_an_error_while_loading_the_first_shard_is_raised_as_it_is() -> None:

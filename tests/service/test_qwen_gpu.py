@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -147,6 +148,31 @@ def test_the_shard_is_replaced_when_it_is_killed_and_no_request_is_lost(url: str
         for reply in waiting:
             np.testing.assert_allclose(reply.result()[0].embedding, before, atol=0.05 * np.abs(before).max())
     assert info(url)["workers"][0]["restarts"] == 1
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="torch.cuda finds no second GPU")
+def test_split_over_two_gpus_it_gives_the_runners_rows_and_survives_a_rank(
+    tmp_path: Path, runner_rows: Rows, photo: bytes
+) -> None:
+    file, folder = tmp_path / "qwen-split.yaml", tmp_path / "run"
+    folder.mkdir()
+    dtype = "dtype: bfloat16\n"
+    file.write_text(FILE.read_text().replace(dtype, f"{dtype}        tensor_parallel_size: 2\n"))
+    expected = runner_rows(photo, Modality.IMAGE)
+    with (
+        serve_running(file, folder, "", has_haproxy=True, start_s=START_S) as service,
+        EncoderClient(service.root) as client,
+        ThreadPoolExecutor(8) as callers,
+    ):
+        assert_same(client.encode(photo)[0], expected)
+        worker = info(service.root)["workers"][0]
+        assert [(rank["backend"], rank["checksum"]) for rank in worker["ranks"]] == [("nccl", 3)] * 2
+        assert worker["packs_agreed"] == replayed_items(service.root) == 1
+        waiting = [callers.submit(client.encode, commented(photo, f"{number}")) for number in range(16)]
+        psutil.Process(worker["ranks"][1]["pid"]).kill()
+        for reply in waiting:
+            assert_same(reply.result()[0], expected)
+        assert info(service.root)["workers"][0]["restarts"] == 1
 
 
 def test_this_host_is_fit_for_the_file() -> None:

@@ -21,7 +21,7 @@ from encoder_pool.core import Cost, DType, Grid, Rung
 from encoder_pool.graphs.cuda import CudaRunner
 from encoder_pool.graphs.ladder import build_ladder
 from encoder_pool.graphs.runner import Batch, CpuRunner, LadderRunner
-from encoder_pool.towers.adapter import StagedItem, Tower
+from encoder_pool.towers.adapter import ALONE, Ranks, StagedItem, Tower
 from encoder_pool.towers.families import family_of
 from encoder_pool.towers.grid import GridAdapter
 from encoder_pool.towers.grid_loading import Encoder, load_encoder
@@ -240,9 +240,9 @@ class Proof:
     runner: LadderRunner
 
     @staticmethod
-    def of(subject: Subject, kernel: str) -> Proof:
+    def of(subject: Subject, kernel: str, ranks: Ranks = ALONE) -> Proof:
         place, adapter = subject.place, subject.adapter
-        tower = adapter.load(place.model(subject.folder, place.dtype, kernel))
+        tower = adapter.load_part(place.model(subject.folder, place.dtype, kernel), ranks)
         ladder = build_ladder(place.ladder, adapter.capacity)
         runner = CudaRunner(tower, ladder) if place.device == "cuda" else CpuRunner(tower, ladder)
         with busy_thread() if place.device == "cuda" else nullcontext():

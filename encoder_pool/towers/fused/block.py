@@ -4,6 +4,8 @@ The families' blocks differ in their norm (LayerNorm, RMSNorm), their activation
 silu) and in whether queries, keys and values have one product or three: read off the stock block here, once.
 The residual stream is updated in place, and each sum is made by the norm that reads it next.
 
+Of a tower that is split, a block has this rank's heads and columns, and two sums over the ranks.
+
 Zeros make widths even, exactly: columns of the MLP that count nothing, values of a head that add nothing to
 any product. Knows no metadata, no checkpoint, and nothing around the blocks.
 """
@@ -17,6 +19,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
+from encoder_pool.towers.adapter import ALONE, Ranks
 from encoder_pool.towers.attention import Attention
 from encoder_pool.towers.fused.operations import Activation, Norm, Operations
 from encoder_pool.towers.fused.products import Product, heads_of, mlp_of
@@ -40,6 +43,7 @@ class FusedBlock(nn.Module):
     attention      chooses a kernel for every length
     before, after  what it shares with its neighbours: None for the first block, and wherever something other
                    than the next block reads the rows that this one returns
+    ranks          that the block is split over
     """
 
     def __init__(
@@ -50,18 +54,20 @@ class FusedBlock(nn.Module):
         after: Between | None,
         operations: Operations[Any, Any],
         attention: Attention,
+        ranks: Ranks = ALONE,
     ) -> None:
         super().__init__()
         block: Any = stock
         self._before, self._after = before, after
         self._operations = operations
         self.attention = attention
-        self._num_heads: int = block.attn.num_heads
+        self._ranks = ranks
+        self._num_heads: int = block.attn.num_heads // ranks.count
         self._scale: float = block.attn.scaling
         self._norms = Norm.of(block.norm1), Norm.of(block.norm2)
-        self._heads = operations.weight(heads_of(block.attn))
-        self._joined = Joined(Product.of(block.attn.proj), self._num_heads, operations)
-        self._up, self._down = (operations.weight(product) for product in mlp_of(block.mlp))
+        self._heads = operations.weight(heads_of(block.attn, ranks))
+        self._joined = Joined(Product.of(block.attn.proj).inputs_of(ranks), self._num_heads, operations)
+        self._up, self._down = (operations.weight(product) for product in mlp_of(block.mlp, ranks))
         self._activation = activation
         for numbers in (self._heads, self._up, self._down, *self._norms):
             own(self, numbers)
@@ -83,10 +89,10 @@ class FusedBlock(nn.Module):
         query, key, value = operations.rotate(heads, *position_embeddings, width).unbind(1)
         attended = self.attention(query, key, value, cu_seqlens, max_seqlen, self._scale)
         attended = attended.reshape(rows, -1)
-        branch = operations.linear(operations.operand(attended), self._joined.of(width))
+        branch = self._ranks.add_up(operations.linear(operations.operand(attended), self._joined.of(width)))
         normed = operations.norm(hidden_states, branch, self._norms[1])
         activated = operations.activated(self._activation, normed, self._up)
-        branch = operations.linear(activated, self._down)
+        branch = self._ranks.add_up(operations.linear(activated, self._down))
         if self._after is None:
             return hidden_states.add_(branch)
         self._after.branch = branch

@@ -14,7 +14,7 @@ from torch import nn
 
 from encoder_pool.config import ModelConfig
 from encoder_pool.core import DType
-from encoder_pool.towers.adapter import Metadata
+from encoder_pool.towers.adapter import ALONE, Metadata, Ranks
 from encoder_pool.towers.attention import Attention, OneKernel
 from encoder_pool.towers.fused.block import Between, FusedBlock
 from encoder_pool.towers.fused.operations import Activation, Operations, PlainOperations, has_triton
@@ -50,13 +50,17 @@ class Fused:
         return arguments
 
 
-def fuse(tower: nn.Module, model: ModelConfig) -> Fused:
-    """Fuse a tower that lies on its device. Raises ValueError for a kernel that there is not."""
+def fuse(tower: nn.Module, model: ModelConfig, ranks: Ranks = ALONE) -> Fused:
+    """Fuse a tower that lies on its device, whole, and keep this rank's part of its blocks.
+
+    The number of ranks divides the heads and the MLP's columns. Raises ValueError for a kernel that there is
+    not.
+    """
     stock: Any = tower
     blocks = stock.blocks if hasattr(stock, "blocks") else stock.layers
     operations = operations_for(model)
-    attention = attention_for(model, blocks[0].attn, operations)
-    _fuse_blocks(blocks, stock.config, operations, attention)
+    attention = attention_for(model, blocks[0].attn, operations, ranks)
+    _fuse_blocks(blocks, stock.config, operations, attention, ranks)
     stock.patch_embed.proj = FlatPatches(stock.patch_embed.proj)
     one_tap = None
     if hasattr(stock, "pos_embed"):
@@ -94,19 +98,26 @@ def _fp8_operations() -> Operations[Any, Any]:
     return Fp8Operations()
 
 
-def attention_for(model: ModelConfig, stock: Any, operations: Operations[Any, Any]) -> Attention:
-    """What `model.attention` asks for, for heads like those of a stock attention."""
+def attention_for(
+    model: ModelConfig, stock: Any, operations: Operations[Any, Any], ranks: Ranks = ALONE
+) -> Attention:
+    """What `model.attention` asks for, for this rank's heads of a stock attention."""
     width = stock.proj.in_features // stock.num_heads
     if model.device == "cuda":
         from encoder_pool.towers.measured_attention import MeasuredAttention
 
         if model.attention == "auto" and model.dtype is not DType.FLOAT32:
-            return MeasuredAttention(stock.num_heads, width, getattr(torch, model.dtype.value), operations)
+            num_heads, dtype = stock.num_heads // ranks.count, getattr(torch, model.dtype.value)
+            return MeasuredAttention(num_heads, width, dtype, operations)
     return OneKernel("masked" if model.attention == "auto" else model.attention, width)
 
 
 def _fuse_blocks(
-    blocks: nn.ModuleList, config: Any, operations: Operations[Any, Any], attention: Attention
+    blocks: nn.ModuleList,
+    config: Any,
+    operations: Operations[Any, Any],
+    attention: Attention,
+    ranks: Ranks,
 ) -> None:
     """Each stock block is let go before the next is copied."""
     read = {*getattr(config, "deepstack_visual_indexes", ()), len(blocks) - 1}
@@ -114,5 +125,5 @@ def _fuse_blocks(
     before = None
     for at, block in enumerate(blocks):
         after = None if at in read else Between()
-        blocks[at] = FusedBlock(block, activation, before, after, operations, attention)
+        blocks[at] = FusedBlock(block, activation, before, after, operations, attention, ranks)
         before = after
