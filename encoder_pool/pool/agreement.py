@@ -2,7 +2,7 @@
 
 A sum over the ranks waits for all of them, and in a graph it waits for ever. So each rank says on a board, in
 memory that all of them have mapped, which pack it has before it and whether it can take it, and launches only
-when all have said the same. That costs two writes and a few reads of memory. A rank that cannot take a pack
+when all have said the same. That costs a write and a few reads of memory. A rank that cannot take a pack
 says so, and then none launches it. One that does not come, comes with another pack, or fails when all have
 agreed, leaves ranks that nobody can help: they end, and their worker is started anew.
 
