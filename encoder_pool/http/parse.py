@@ -74,6 +74,11 @@ def parse(
     return EncodeRequest(tuple(media), encoding)
 
 
+def body_kind(content_type: str) -> str:
+    """Of what kind a body of this type is: json, multipart, or raw for a bare file."""
+    return {"application/json": "json", "multipart/form-data": "multipart"}.get(_kind(content_type), "raw")
+
+
 def _kind(content_type: str) -> str:
     return content_type.partition(";")[0].strip().lower()
 

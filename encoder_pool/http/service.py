@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from encoder_pool.config import PoolConfig
 from encoder_pool.core import Embedding, Media, Modality
+
+if TYPE_CHECKING:
+    from encoder_pool.metrics.meter import Meter
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,7 @@ class PoolService(Protocol):
     """One model's pool, as the routes see it."""
 
     config: PoolConfig
+    meter: Meter
 
     @property
     def modalities(self) -> frozenset[Modality]:
@@ -92,4 +96,8 @@ class PoolService(Protocol):
 
     def info(self) -> Mapping[str, Any]:
         """Effective configuration, ladder, limits and counters, as JSON."""
+        ...
+
+    def metrics(self) -> bytes:
+        """The metrics of all replicas in Prometheus' text format. Raises Unavailable."""
         ...

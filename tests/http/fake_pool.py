@@ -16,6 +16,8 @@ from encoder_pool.core import DType, Embedding, Grid, Media, Modality, Part, Sou
 from encoder_pool.errors import Overloaded
 from encoder_pool.http.routes import build_app
 from encoder_pool.http.service import Encoded, Readiness, Timings
+from encoder_pool.metrics.families import exposition, families_of
+from encoder_pool.metrics.meter import Meter
 
 WIDTH = 4
 GRID = Grid(1, 2, 2)
@@ -71,6 +73,7 @@ class FakePool:
     def __init__(self, config: PoolConfig | None = None) -> None:
         self.config = config or fake_config()
         self.modalities = frozenset({Modality.IMAGE, Modality.AUDIO})
+        self.meter = Meter()
         self.failure: BaseException | None = None
         self.delay_s = 0.0
         self.state = Readiness("ready", 1, 1)
@@ -106,6 +109,9 @@ class FakePool:
 
     def info(self) -> Mapping[str, Any]:
         return {"model": self.config.model.name, "limits": self.config.limits.model_dump()}
+
+    def metrics(self) -> bytes:
+        return exposition(families_of(self.meter.registry.collect()), model=self.config.model.name)
 
 
 def client_of(pool: FakePool, *, behind_serve: bool = False, root_path: str = "") -> httpx.AsyncClient:
