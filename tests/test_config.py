@@ -29,7 +29,12 @@ SECTIONS = [
     for kind in vars(config).values()
     if isinstance(kind, type) and issubclass(kind, Section) and kind is not Section
 ]
-MAY_BE_ZERO = {(ShardConfig, "max_restarts"), (ScalingConfig, "upscale_delay_s"), (CacheConfig, "max_bytes")}
+MAY_BE_ZERO = {
+    (ShardConfig, "max_restarts"),
+    (ScalingConfig, "min_replicas"),
+    (ScalingConfig, "upscale_delay_s"),
+    (CacheConfig, "max_bytes"),
+}
 
 
 def document(**sections: Any) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def early_problems(service: ServiceFile, host: Host) -> list[str]:
             f"scaling.min_replicas); this host has {host.cpus:g}"
         )
     configs = [application.config for application in service.applications]
-    gpus = sum(config.gpus * config.scaling.min_replicas for config in configs)
+    gpus = sum(config.gpus * config.scaling.first_replicas for config in configs)
     if gpus > host.gpus + 1e-9:
         found.append(_too_few_gpus(gpus, host.gpus))
     if reason := why_unbindable(service.host, service.port):

@@ -47,7 +47,7 @@ class PoolPlan:
     @property
     def num_replicas(self) -> int:
         """Replicas that are started at once."""
-        return self.config.scaling.min_replicas
+        return self.config.scaling.first_replicas
 
     @property
     def cpus(self) -> float:
@@ -70,7 +70,7 @@ class PoolPlan:
 
 def reserved_cpus(config: PoolConfig) -> float:
     """CPUs that all replicas and shards of a pool reserve together when it starts."""
-    return config.scaling.min_replicas * (config.replica.cpus + config.shard.cpus)
+    return config.scaling.first_replicas * (config.replica.cpus + config.shard.cpus)
 
 
 def plan_service(service: ServiceFile, progress: Progress = silent) -> list[PoolPlan]:

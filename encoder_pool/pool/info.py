@@ -17,8 +17,9 @@ PACKAGES = ("encoder-pool", "ray", "torch", "transformers")
 
 
 def describe(pool: Pool) -> dict[str, Any]:
-    """The whole document; values are JSON."""
+    """The whole document; values are JSON. All but `pool` is of the replica that answers."""
     return {
+        "replica": pool.reporter.place._asdict(),
         "model": _model(pool),
         "ladder": _ladder(pool),
         "limits": pool.config.limits.model_dump(mode="json"),

@@ -92,11 +92,16 @@ NOBODY_GONE = Gone(0, Totals({}, ()))
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The pool as the ledger had it after so many reports, those to ledgers before it included."""
+    """The pool as the ledger had it after so many reports, those to ledgers before it included.
+
+    is_whole  whether every live replica has reported to this ledger: of one that a view from before has
+              brought, the counts may be older than what it has shown itself
+    """
 
     sequence: int
     rows: tuple[Row, ...]
     gone: Gone
+    is_whole: bool
 
     @property
     def totals(self) -> Totals:
@@ -156,7 +161,8 @@ class PoolLedger:
             for replica in [each for each, at in self._heard_at.items() if now - at > GONE_S]:
                 self._fold(replica)
         rows = tuple(Row(row, now - self._heard_at[replica]) for replica, row in self._rows.items())
-        return View(self._sequence, rows, self._gone)
+        is_whole = all(row.is_stale or row.report.replica in self._told_itself for row in rows)
+        return View(self._sequence, rows, self._gone, is_whole)
 
     def _adopt(self, seen: View, now: float) -> None:
         """Go on from a view of a ledger before this one, in the place of an older one."""

@@ -50,6 +50,11 @@ class Reporter:
         self._is_heard = True
         self._loop: asyncio.Task[None] | None = None
 
+    @property
+    def place(self) -> Place:
+        """Who reports."""
+        return self._place
+
     def start(self) -> None:
         """Report from now on. Needs the running event loop."""
         self._loop = asyncio.create_task(self._report_for_ever())
@@ -69,17 +74,18 @@ class Reporter:
         return None if self._view is None else self._view.later(self._clock() - self._seen_at)
 
     def fresh_view(self) -> View:
-        """The view, if it is no older than a live replica's report. Raises Unavailable.
+        """The view, if it is whole and no older than a live replica's report. Raises Unavailable.
 
-        Older views differ from replica to replica: whoever scrapes them in turn would see counters fall.
+        So whoever asks one replica and STALE_S later another never sees a count fall.
         """
         view = self.view()
-        if view is None or self._clock() - self._seen_at > STALE_S:
+        if view is None or not view.is_whole or self._clock() - self._seen_at > STALE_S:
             raise Unavailable("the pool's ledger has not answered lately", retry_after_s=EVERY_S)
         return view
 
     async def report(self, *, is_last: bool = False) -> None:
         """Report once. A ledger that does not answer is a warning, the first time."""
+        asked_at = self._clock()
         try:
             async with asyncio.timeout(ANSWER_S):
                 self._view = await self._ledger.push(self._summary(is_last), self._view)
@@ -88,7 +94,7 @@ class Reporter:
                 logger.warning("the pool's ledger does not answer, /info and /metrics age: %r", error)
             self._is_heard = False
         else:
-            self._seen_at = self._clock()
+            self._seen_at = asked_at
             self._is_heard = True
 
     async def _report_for_ever(self) -> None:

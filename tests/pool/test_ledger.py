@@ -112,8 +112,25 @@ def test_the_next_ledger_goes_on_from_what_a_replica_has_seen() -> None:
     view = a.push(second, is_new=True)
     assert (items(view), view.gone.replicas) == (12, 1)
     assert {row.report.replica for row in view.rows} == {"a", "b"}
+    assert not view.is_whole
     clock.now += STALE_S + 0.1
-    assert {row.report.replica: row.is_stale for row in a.push(second).rows} == {"a": False, "b": True}
+    view = a.push(second)
+    assert {row.report.replica: row.is_stale for row in view.rows} == {"a": False, "b": True}
+    assert view.is_whole
+
+
+def test_a_view_is_whole_when_all_live_replicas_have_reported_to_the_ledger_itself() -> None:
+    first, second = PoolLedger(Clock()), PoolLedger(Clock())
+    a, b = Replica("a", 3), Replica("b", 4)
+    for replica in (a, b, a):
+        replica.push(first)
+    b.count = 6
+    assert items(b.push(first)) == 9  # which a has not seen
+    a.push(second, is_new=True)
+    assert a.seen is not None
+    assert not a.push(second).is_whole
+    view = b.push(second, is_new=True)
+    assert (items(view), view.is_whole) == (9, True)
 
 
 def test_the_newer_of_two_views_is_gone_on_from_whichever_comes_first() -> None:
