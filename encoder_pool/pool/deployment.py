@@ -61,7 +61,8 @@ class EncoderPool:
         await worker.start()
         # A pool that never has more than one replica sees itself, without a process for it.
         ledger = RayLedger(context.app_name) if config.scaling.max_replicas > 1 else None
-        place = Place(context.replica_id.unique_id, ray.util.get_node_ip_address())
+        node_id = ray.get_runtime_context().get_node_id()
+        place = Place(context.replica_id.unique_id, node_id, ray.util.get_node_ip_address())
         self._pool = Pool(config, adapter, sizing, ring, worker, identity, time.monotonic, ledger, place)
         self._pool.start()
         self._report = WorkReport(self._pool.admission, self._pool.rate, time.monotonic)

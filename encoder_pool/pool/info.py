@@ -126,7 +126,8 @@ def _replica(row: Row) -> dict[str, Any]:
     report = row.report
     return {
         "replica": report.replica,
-        "node": report.node,
+        "node_id": report.node_id,
+        "host": report.host,
         "age_s": round(row.age_s, 3),
         "is_stale": row.is_stale,
         "state": report.state,

@@ -52,7 +52,8 @@ class ReplicaReport:
     """
 
     replica: str
-    node: str
+    node_id: str
+    host: str
     number: int
     state: str
     held: Mapping[str, int]

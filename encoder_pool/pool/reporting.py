@@ -26,13 +26,14 @@ ANSWER_S = 3.0
 
 
 class Place(NamedTuple):
-    """Names of the replica and of the host it is on."""
+    """Names of the replica, and of the Ray node and the host that it is on."""
 
     replica: str
-    node: str
+    node_id: str
+    host: str
 
 
-ALONE = Place("this", "here")
+ALONE = Place("this", "here", "localhost")
 """A replica that nobody else asks about."""
 
 
@@ -107,8 +108,7 @@ class Reporter:
         self._reports += 1
         families = replica_families(pool)
         return ReplicaReport(
-            replica=self._place.replica,
-            node=self._place.node,
+            **self._place._asdict(),
             number=self._reports,
             state=pool.readiness.state,
             held=held(pool),

@@ -35,7 +35,7 @@ class Replica:
         held = {"tokens": 7}
         gauges = (Family("g", "", "gauge", {Series("g", ()): 7.0}),)
         return ReplicaReport(
-            self.name, "host", self.reports, "ready", held, 1.0, totals, gauges, is_last=is_last
+            self.name, "node", "host", self.reports, "ready", held, 1.0, totals, gauges, is_last=is_last
         )
 
     def push(self, ledger: PoolLedger, *, is_new: bool = False, is_last: bool = False) -> View:

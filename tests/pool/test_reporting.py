@@ -48,7 +48,7 @@ async def two_replicas(clock: Clock, ledger: TestLedger) -> AsyncIterator[tuple[
     async with running(config()) as (a, _), running(config()) as (b, _):
         for name, pool in (("a", a), ("b", b)):
             pool.reporter.stop()
-            pool.reporter = Reporter(pool, ledger, Place(name, "host"), clock)
+            pool.reporter = Reporter(pool, ledger, Place(name, "node", "host"), clock)
         yield a, b
 
 
