@@ -145,7 +145,9 @@ class _Run:
             say(f"{self._tallies[at - 1].offered} tokens offered; {seen}", at / total_s)
 
     def seconds(self) -> Iterator[Second]:
-        for second, (started, view) in enumerate(self._views):
+        """All in which anything was sent or answered; the pool as it was seen last where nobody looked."""
+        for second in range(max(len(self._views), max(self._tallies, default=-1) + 1)):
+            started, view = self._views[min(second, len(self._views) - 1)]
             tally = self._tallies[second]
             yield Second(
                 second=second,

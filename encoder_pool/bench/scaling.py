@@ -114,6 +114,9 @@ def summary(results: ScalingResults) -> Iterator[str]:
 @contextmanager
 def _service() -> Iterator[tuple[str, Callable[[], int]]]:
     """The base URL of a service that runs for the length of the block, and what counts its replicas."""
+    # However this process is asked to end, also where a shell has it ignore SIGINT: the service ends first.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as folder:
         port = free_port()
         file = Path(folder) / "scaling.yaml"

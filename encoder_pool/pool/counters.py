@@ -150,7 +150,7 @@ class RunHistory:
 
     def note(self, shard: int, counters: Counters) -> None:
         """What the shard of this number had run; what a later pack said before stands."""
-        if shard == self._shard and self.last is not None and self.last.total.runs > counters.total.runs:
+        if self.last is not None and (shard, counters.total.runs) < (self._shard, self.last.total.runs):
             return
         if shard != self._shard and self.last is not None:
             self._before += self.last
