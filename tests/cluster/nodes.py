@@ -4,6 +4,7 @@ It prints the address of the head node, and then answers a line for each line it
 
     add CPUS    starts a node and prints its id
     remove ID   ends a node and prints "removed"
+    stop all    ends them all
 """
 
 from __future__ import annotations
@@ -32,9 +33,11 @@ def main() -> None:
             node = cluster.add_node(num_cpus=float(argument), **size)
             nodes[node.node_id] = node
             say(node.node_id)
-        else:
+        elif command == "remove":
             cluster.remove_node(nodes.pop(argument))
             say("removed")
+        else:
+            break
     cluster.shutdown()
 
 

@@ -27,7 +27,13 @@ pytestmark = [pytest.mark.service, pytest.mark.cluster]
 
 WAIT_S = 120.0
 # Ray turns token authentication on for the first cluster of a user: one mode for all that take part.
-ENVIRONMENT = {"PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+ENVIRONMENT = {
+    "PYTHONPATH": str(ROOT),
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Else Serve's own proxy gives replicas of other nodes nothing while there is one on its own.
+    "RAY_SERVE_PROXY_PREFER_LOCAL_NODE_ROUTING": "0",
+}
 
 
 class Nodes:
@@ -57,11 +63,17 @@ class Nodes:
             timeout=WAIT_S,
         )
 
+    def stop(self) -> None:
+        self._send("stop all")
+
     def _tell(self, line: str) -> str:
+        self._send(line)
+        return self._answer()
+
+    def _send(self, line: str) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(f"{line}\n")
         self._process.stdin.flush()
-        return self._answer()
 
     def _answer(self) -> str:
         assert self._process.stdout is not None
@@ -82,11 +94,11 @@ def nodes() -> Iterator[Nodes]:
         stderr=subprocess.DEVNULL,
         text=True,
     )
+    nodes = Nodes(process)
     try:
-        yield Nodes(process)
+        yield nodes
     finally:
-        assert process.stdin is not None
-        end(process, process.stdin.close)
+        end(process, nodes.stop)
 
 
 @contextmanager
