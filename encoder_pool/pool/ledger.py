@@ -119,15 +119,11 @@ class View:
         return replace(self, rows=tuple(replace(row, age_s=row.age_s + elapsed_s) for row in self.rows))
 
 
-class LedgerLost(Exception):
-    """The ledger is gone; it, or another, can be tried again."""
-
-
 class Ledger(Protocol):
     """Where a replica reports to."""
 
     async def push(self, report: ReplicaReport, seen: View | None) -> View:
-        """Report, and learn of the others. Raises LedgerLost.
+        """Report, and learn of the others. Raises whatever keeps it from that; it may be tried again.
 
         seen  the last view that this replica was given: a ledger that has begun anew goes on from it
         """

@@ -13,10 +13,10 @@ import time
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from encoder_pool.pool.ledger import LedgerLost, PoolLedger, ReplicaReport, View
+from encoder_pool.pool.ledger import PoolLedger, ReplicaReport, View
 
 LEDGERS = "encoder-pool-ledgers"
 """The namespace of the actors; they have the names of their applications."""
@@ -38,27 +38,25 @@ class RayLedger:
     def __init__(self, application: str) -> None:
         self._application = application
         self._actor: Any = None
+        self._has_told = False
 
     async def push(self, report: ReplicaReport, seen: View | None) -> View:
-        """See Ledger."""
+        """See Ledger. What was seen goes with the first report to an actor; that it has then."""
+        if self._actor is None:
+            # It asks Ray's control service, which may be slow: not on the event loop.
+            await asyncio.to_thread(self._find_or_create)
         try:
-            if self._actor is None:
-                # It asks Ray's control service, which may be slow: not on the event loop. The first report to
-                # an actor brings what was seen, the others need not.
-                actor = await asyncio.to_thread(self._find_or_create)
-                view: View = await actor.push.remote(report, seen)
-                self._actor = actor
-            else:
-                view = await self._actor.push.remote(report, None)
-        except (RayError, ValueError) as error:
-            if isinstance(error, RayActorError):
-                self._actor = None
-            raise LedgerLost(str(error)) from error
+            view: View = await self._actor.push.remote(report, None if self._has_told else seen)
+        except RayActorError:
+            self._actor = None
+            raise
+        self._has_told = True
         return view
 
-    def _find_or_create(self) -> Any:
+    def _find_or_create(self) -> None:
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
         actor_class: Any = ray.remote(num_cpus=0)(_LedgerActor)
-        return actor_class.options(
-            name=self._application, namespace=LEDGERS, get_if_exists=True, scheduling_strategy=here
-        ).remote()
+        options = {"name": self._application, "namespace": LEDGERS, "get_if_exists": True}
+        # Kept at once, whoever still waits for it: an actor ends when its creator drops it.
+        self._has_told = False
+        self._actor = actor_class.options(scheduling_strategy=here, **options).remote()

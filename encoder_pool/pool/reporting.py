@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from encoder_pool.errors import Unavailable
 from encoder_pool.pool.info import held, totals
-from encoder_pool.pool.ledger import STALE_S, Ledger, LedgerLost, ReplicaReport, Totals, View
+from encoder_pool.pool.ledger import STALE_S, Ledger, ReplicaReport, Totals, View
 from encoder_pool.pool.metering import replica_families
 
 if TYPE_CHECKING:
@@ -90,9 +90,9 @@ class Reporter:
         try:
             async with asyncio.timeout(ANSWER_S):
                 self._view = await self._ledger.push(self._summary(is_last), self._view)
-        except (LedgerLost, TimeoutError) as error:
+        except Exception as error:  # whatever it is: the next report may get through, and no request needs it
             if self._is_heard:
-                logger.warning("the pool's ledger does not answer, /info and /metrics age: %r", error)
+                logger.warning("the pool's ledger does not answer, so that /metrics will not: %r", error)
             self._is_heard = False
         else:
             self._seen_at = asked_at

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from encoder_pool.errors import Unavailable
-from encoder_pool.pool.ledger import STALE_S, LedgerLost, PoolLedger, ReplicaReport, View
+from encoder_pool.pool.ledger import STALE_S, PoolLedger, ReplicaReport, View
 from encoder_pool.pool.pool import Pool
 from encoder_pool.pool.reporting import Place, Reporter
 from tests.pool.local_pool import assert_rows, attempt, config, encode, running, until
@@ -37,7 +37,7 @@ class TestLedger:
 
     async def push(self, report: ReplicaReport, seen: View | None) -> View:
         if self.is_lost:
-            raise LedgerLost("it is dead")
+            raise RuntimeError("it is dead")
         await self.may_answer.wait()
         return self.book.push(report, seen)
 
