@@ -95,22 +95,28 @@ async def drive(
             await stack.enter_async_context(AsyncEncoderClient(url, timeout_s=120, max_retries=20))
             for _ in range(_CLIENTS)
         ]
-        run = _Run(clients, count_started, time.monotonic())
-        watcher = asyncio.create_task(run.watch(sum(phase.seconds for phase in phases), say))
-        async with asyncio.TaskGroup() as requests:
+        while (view := (await clients[0].info())["pool"]) is None:
+            await asyncio.sleep(0.1)
+        run = _Run(clients, count_started, view, time.monotonic())
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(run.watch(sum(phase.seconds for phase in phases), say))
             for serial, arrival in enumerate(arrivals(phases)):
                 await asyncio.sleep(arrival.at - run.elapsed_s)
-                requests.create_task(run.request(serial, arrival))
-        await watcher
+                tasks.create_task(run.request(serial, arrival))
         return tuple(run.seconds())
 
 
 class _Run:
     def __init__(
-        self, clients: Sequence[AsyncEncoderClient], count_started: Callable[[], int], begun: float
+        self,
+        clients: Sequence[AsyncEncoderClient],
+        count_started: Callable[[], int],
+        view: dict[str, Any],
+        begun: float,
     ) -> None:
         self._clients = clients
         self._count_started = count_started
+        self._view = view
         self._begun = begun
         self._tallies: dict[int, _Tally] = defaultdict(_Tally)
         self._views: list[tuple[int, dict[str, Any]]] = []
@@ -137,7 +143,8 @@ class _Run:
         """Look at the pool each second."""
         while len(self._views) < math.ceil(total_s):
             await asyncio.sleep(max(len(self._views) + 1 - self.elapsed_s, 0))
-            view = (await self._clients[0].info())["pool"]
+            # A replica that has just begun knows nothing of the others yet.
+            view = self._view = (await self._clients[0].info())["pool"] or self._view
             started = await asyncio.to_thread(self._count_started)
             self._views.append((started, view))
             at = len(self._views)
