@@ -20,7 +20,7 @@ from encoder_pool.bench.paced import LEAST_TOKENS, paced_item
 from encoder_pool.client import AsyncEncoderClient, EncoderError
 
 _SEED = 1
-_SIZES = tuple(range(LEAST_TOKENS, 129, 16))
+_SIZES = tuple(range(LEAST_TOKENS, 513, 64))
 _CLIENTS = 16
 """Each keeps a hundred connections at most; a burst has more requests on their way."""
 
@@ -119,7 +119,7 @@ class _Run:
         self._view = view
         self._begun = begun
         self._tallies: dict[int, _Tally] = defaultdict(_Tally)
-        self._views: list[tuple[int, dict[str, Any]]] = []
+        self._seen = {0: (count_started(), view)}
 
     @property
     def elapsed_s(self) -> float:
@@ -140,21 +140,21 @@ class _Run:
             self._tallies[int(ended)].answered += arrival.tokens
 
     async def watch(self, total_s: float, say: Callable[[str, float], None]) -> None:
-        """Look at the pool each second."""
-        while len(self._views) < math.ceil(total_s):
-            await asyncio.sleep(max(len(self._views) + 1 - self.elapsed_s, 0))
+        """Look at the pool each second, or as often as this process gets to it."""
+        while (second := int(self.elapsed_s)) < total_s:
             # A replica that has just begun knows nothing of the others yet.
             view = self._view = (await self._clients[0].info())["pool"] or self._view
             started = await asyncio.to_thread(self._count_started)
-            self._views.append((started, view))
-            at = len(self._views)
+            self._seen[second] = (started, view)
             seen = f"{started} replicas, {_live(view)} of them serve, {_held(view)} tokens held"
-            say(f"{self._tallies[at - 1].offered} tokens offered; {seen}", at / total_s)
+            say(f"{self._tallies[second].offered} tokens offered; {seen}", second / total_s)
+            await asyncio.sleep(max(second + 1 - self.elapsed_s, 0))
 
     def seconds(self) -> Iterator[Second]:
         """All in which anything was sent or answered; the pool as it was seen last where nobody looked."""
-        for second in range(max(len(self._views), max(self._tallies, default=-1) + 1)):
-            started, view = self._views[min(second, len(self._views) - 1)]
+        started, view = self._seen[0]
+        for second in range(max(*self._seen, *self._tallies) + 1):
+            started, view = self._seen.get(second, (started, view))
             tally = self._tallies[second]
             yield Second(
                 second=second,

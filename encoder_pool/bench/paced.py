@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 MS_A_TOKEN = 1.0
-LEAST_TOKENS = 16
+LEAST_TOKENS = 64
 _WIDTH = 4
 _MAGIC = b"\x89PNG\r\n\x1a\n" + bytes(8)
 """What a PNG begins with, so that the item is taken for an image."""

@@ -150,9 +150,9 @@ def _document(folder: Path) -> dict[str, Any]:
     model = {"name": "paced", "adapter": "encoder_pool.bench.paced:PacedAdapter", "checkpoint": str(folder)}
     arguments = {
         "model": model,
-        "ladder": {"min": 16, "max": 256},
+        "ladder": {"min": 64, "max": 512},
         "cache": {"max_bytes": 0},
-        # Four seconds of work: what is beyond is told to come again, and then finds other replicas.
+        # About four seconds of work: what is beyond is told to come again, and then finds other replicas.
         "queue": {"max_tokens": 4096},
         "replica": {"cpus": 0.1},
         "shard": {"cpus": 0.1},

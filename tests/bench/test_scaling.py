@@ -25,11 +25,11 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_arrivals_have_the_rates_of_their_phases_and_are_the_same_every_time() -> None:
-    phases = (Phase(300, 200), Phase(2500, 100), Phase(300, 200))
+    phases = (Phase(300, 4000), Phase(2500, 1000), Phase(300, 5000))
     load = list(arrivals(phases))
     assert load == list(arrivals(phases))
     assert [arrival.at for arrival in load] == sorted(arrival.at for arrival in load)
-    for begin, end, rate in ((0, 200, 300), (200, 300, 2500), (300, 500, 300)):
+    for begin, end, rate in ((0, 4000, 300), (4000, 5000, 2500), (5000, 10_000, 300)):
         offered = sum(arrival.tokens for arrival in load if begin <= arrival.at < end)
         assert offered / (end - begin) == pytest.approx(rate, rel=0.1)
 
