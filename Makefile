@@ -14,7 +14,7 @@ INDEX = $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 RUN = $(VENV)/bin/
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-gpu faults soak lint format typecheck weights clean
+.PHONY: help demo serve test test-cluster test-gpu faults soak lint format typecheck weights clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -27,6 +27,9 @@ serve: $(VENV)/.demo  ## serve CONFIG on PORT until Ctrl-C
 
 test: $(VENV)/.dev  ## run all tests, with real weights, real Ray Serve and real HTTP
 	$(RUN)pytest
+
+test-cluster: $(VENV)/.dev  ## run a pool on several Ray nodes of this machine: one is added, one drained
+	$(RUN)pytest -m cluster tests/cluster
 
 test-gpu:  ## run the tests that need a GPU, and those that need no service, with PYTHON's own packages
 	$(PYTHON) -B -m pytest -p no:cacheprovider -m "gpu or not service"

@@ -59,6 +59,7 @@ def _scale(scaling: ScalingConfig) -> dict[str, Any]:
     return {
         "autoscaling_config": {
             "min_replicas": scaling.min_replicas,
+            "initial_replicas": scaling.first_replicas,
             "max_replicas": scaling.max_replicas,
             "metrics_interval_s": 1.0,
             "look_back_period_s": 5.0,

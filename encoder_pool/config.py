@@ -271,7 +271,11 @@ class ReplicaConfig(Section):
 class ScalingConfig(Section):
     """How many replicas serve the model: as many as its work needs, within bounds."""
 
-    min_replicas: Positive = Field(1, description="Replicas that always run.")
+    min_replicas: Annotated[int, Field(ge=0)] = Field(
+        1,
+        description="Replicas that always run. With 0 the last one ends too when there was nothing to do for "
+        "downscale_delay_s; the next request, of any route, starts one and waits for it.",
+    )
     max_replicas: Positive = Field(1, description="Replicas at most.")
     target_drain_s: Seconds = Field(
         1.0, description="Replicas are added until what is outstanding would be encoded in this time."
@@ -282,6 +286,11 @@ class ScalingConfig(Section):
     downscale_delay_s: Annotated[float, Field(ge=5)] = Field(
         120.0, description="How long less work must last before a replica is drained."
     )
+
+    @property
+    def first_replicas(self) -> int:
+        """Replicas at the start: one at least, which shows that the configuration works."""
+        return max(self.min_replicas, 1)
 
     @model_validator(mode="after")
     def _ordered(self) -> ScalingConfig:

@@ -32,6 +32,7 @@ SECTIONS = [
 ]
 MAY_BE_ZERO = {
     (ShardConfig, "max_restarts"),
+    (ScalingConfig, "min_replicas"),
     (ScalingConfig, "upscale_delay_s"),
     (CacheConfig, "max_bytes"),
     (LadderConfig, "reserve_bytes"),

@@ -48,6 +48,13 @@ def add_commands(parser: argparse.ArgumentParser, target: Callable[[str], Path])
     plan = commands.add_parser("plan", help="time the planner, which the CPU runs for every pack")
     plan.add_argument("--out", type=target, help="write the results to this JSON file")
     plan.set_defaults(run=_plan)
+    scaling = commands.add_parser(
+        "scaling", help="start a small service and see its replicas follow a load that rises and falls"
+    )
+    scaling.add_argument("--quick", action="store_true", help="one minute instead of three")
+    scaling.add_argument("--out", type=target, help="write the results to this JSON file")
+    scaling.add_argument("--plot", type=picture, help="draw them to this file, e.g. scaling.png")
+    scaling.set_defaults(run=_scaling)
     plot = commands.add_parser("plot", help="draw the results of an earlier run")
     plot.add_argument("results", type=Path, help="what --out has written")
     plot.add_argument("picture", type=picture, help="e.g. tower.png")
@@ -100,6 +107,31 @@ def _plan(arguments: argparse.Namespace) -> int:
     if arguments.out is not None:
         write(results, arguments.out)
     return 0
+
+
+def _scaling(arguments: argparse.Namespace) -> int:
+    from encoder_pool.bench.scaling import FULL, QUICK, bench_scaling, summary, write_scaling
+
+    try:
+        _require_matplotlib(arguments.plot)
+        words = ["encoder-pool", "bench", "scaling", *(["--quick"] if arguments.quick else [])]
+        for option, value in (("--out", arguments.out), ("--plot", arguments.plot)):
+            words += [option, f"{value}"] if value else []
+        with _telling() as say:
+            results = bench_scaling(QUICK if arguments.quick else FULL, shlex.join(words), say)
+    except (ValueError, RuntimeError) as error:
+        return _refuse(error)
+    for line in summary(results):
+        Console().print(line, markup=False, highlight=False, soft_wrap=True)
+    if arguments.out is not None:
+        write_scaling(results, arguments.out)
+    if arguments.plot is not None:
+        from encoder_pool.bench.scaling_plot import draw_scaling
+
+        draw_scaling(results, arguments.plot)
+    if results.lost:
+        _complain([f"{results.lost} requests were lost"])
+    return 1 if results.lost else 0
 
 
 def _plot(arguments: argparse.Namespace) -> int:

@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeVar
 
 from encoder_pool.core import Cost, Rung
+
+K = TypeVar("K", bound=Hashable)
 
 
 class EagerReason(StrEnum):
@@ -52,6 +55,10 @@ class Counters:
     replays: Mapping[int, Tally]
     eager: Mapping[EagerReason, Tally]
 
+    def __add__(self, other: Counters) -> Counters:
+        """Both together."""
+        return Counters(_both(self.replays, other.replays), _both(self.eager, other.eager))
+
     @property
     def total(self) -> Tally:
         """All runs, captured and eager."""
@@ -79,3 +86,7 @@ class Ledger:
         """The counts until now; the rungs of the ladder are listed even if they never ran."""
         replays = {rung.budget: Tally() for rung in ladder} | self._replays
         return Counters(replays, dict(self._eager))
+
+
+def _both(one: Mapping[K, Tally], other: Mapping[K, Tally]) -> Mapping[K, Tally]:
+    return {key: one.get(key, Tally()) + other.get(key, Tally()) for key in {**one, **other}}

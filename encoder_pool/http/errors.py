@@ -1,8 +1,8 @@
-"""Turns every failure of a request into the one error body, and names the request.
+"""Turns every failure of a request into the one error body, names the request, and counts it.
 
-`Edge` is the outermost layer of the application: it gives a request its id, adds the id to the reply, and
-answers what the routes raise. It is pure ASGI, because Starlette's BaseHTTPMiddleware hides disconnects.
-Cancellation passes through untouched. Messages never repeat what the caller sent.
+`Edge` is the outermost layer of the application: it gives a request its id, adds the id to the reply,
+answers what the routes raise, and times it all. It is pure ASGI, because Starlette's BaseHTTPMiddleware
+hides disconnects. Cancellation passes through untouched. Messages never repeat what the caller sent.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import re
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 
@@ -23,10 +24,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from encoder_pool.errors import EncodeFailed, Internal, InvalidRequest, MethodNotAllowed, NotFound, PoolError
 from encoder_pool.http.schema import PART_TYPES
+from encoder_pool.metrics.meter import Meter
 
 logger = logging.getLogger(__name__)
 
 MAX_MESSAGE_CHARS = 200
+CLIENT_LEFT = 499
+"""What is counted in the place of a status when the client did not wait for one."""
+OTHER_ROUTE = "other"
+"""What is counted for paths that are none of ours."""
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 FIELDS = frozenset(
     (
@@ -49,12 +55,14 @@ FIELDS = frozenset(
 class Edge:
     """The outermost ASGI layer.
 
+    meter         counts and times every request
     behind_serve  Ray Serve puts x-request-id into every reply itself, taken from the request or made up
                   and added to it; a second one would be joined to it with a comma.
     """
 
-    def __init__(self, app: ASGIApp, *, behind_serve: bool) -> None:
+    def __init__(self, app: ASGIApp, *, meter: Meter, behind_serve: bool) -> None:
         self._app = app
+        self._meter = meter
         self._behind_serve = behind_serve
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -64,12 +72,12 @@ class Edge:
             return
         request_id = _request_id(Headers(scope=scope).get("x-request-id", ""))
         scope.setdefault("state", {})["request_id"] = request_id
-        started = False
+        begun, status = time.perf_counter(), None
 
         async def named_send(message: Message) -> None:
-            nonlocal started
+            nonlocal status
             if message["type"] == "http.response.start":
-                started = True
+                status = message["status"]
                 if not self._behind_serve:
                     message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
             await send(message)
@@ -80,9 +88,18 @@ class Edge:
             logger.info("request %s: the client left before its body was complete", request_id)
         except Exception as error:
             _log(error, request_id)
-            if started:
+            if status is not None:
                 raise
-            await error_response(as_pool_error(error))(scope, receive, named_send)
+            answer = as_pool_error(error)
+            self._meter.rejections.labels(answer.code).inc()
+            await error_response(answer)(scope, receive, named_send)
+        finally:
+            self._count(scope, status or CLIENT_LEFT, time.perf_counter() - begun)
+
+    def _count(self, scope: Scope, status: int, seconds: float) -> None:
+        route = getattr(scope.get("route"), "path", OTHER_ROUTE)
+        self._meter.requests.labels(route, str(status)).inc()
+        self._meter.request_seconds.labels(route).observe(seconds)
 
 
 async def answer_framework_error(request: Request, error: Exception) -> Response:

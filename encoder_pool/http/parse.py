@@ -80,6 +80,11 @@ def items_of_files(files: Sequence[bytes], service: PoolService) -> tuple[Media,
     return tuple(_file(data, f"files[{index}]", service) for index, data in enumerate(files))
 
 
+def body_kind(content_type: str) -> str:
+    """Of what kind a body of this type is: json, multipart, or raw for a bare file."""
+    return {"application/json": "json", "multipart/form-data": "multipart"}.get(_kind(content_type), "raw")
+
+
 def _kind(content_type: str) -> str:
     return content_type.partition(";")[0].strip().lower()
 

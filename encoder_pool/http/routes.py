@@ -24,8 +24,16 @@ from encoder_pool.http.body import Deadline, deadline_of, read_body
 from encoder_pool.http.errors import Edge, answer_framework_error
 from encoder_pool.http.negotiate import JSON, SHARED_MEMORY, negotiate
 from encoder_pool.http.openapi import DESCRIPTION, DocumentedApp, encode_operation, encode_responses
-from encoder_pool.http.parse import EncodeRequest, check_content_type, parse
-from encoder_pool.http.schema import Encoding, HealthReply, ModelCard, ModelList, ReadyReply, WorkerCount
+from encoder_pool.http.parse import EncodeRequest, body_kind, check_content_type, parse
+from encoder_pool.http.schema import (
+    Encoding,
+    ErrorBody,
+    HealthReply,
+    ModelCard,
+    ModelList,
+    ReadyReply,
+    WorkerCount,
+)
 from encoder_pool.http.service import PoolService, Reservation, Timings
 from encoder_pool.http.sharing import why_not_shared
 from encoder_pool.http.wire import (
@@ -35,6 +43,7 @@ from encoder_pool.http.wire import (
     safetensors_chunks,
     shared_document,
 )
+from encoder_pool.metrics.families import CONTENT_TYPE
 
 
 def build_app(service: PoolService, *, behind_serve: bool = False) -> FastAPI:
@@ -48,7 +57,7 @@ def build_app(service: PoolService, *, behind_serve: bool = False) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.add_middleware(Edge, behind_serve=behind_serve)
+    app.add_middleware(Edge, meter=service.meter, behind_serve=behind_serve)
     app.add_exception_handler(HTTPException, answer_framework_error)
     app.add_exception_handler(RequestValidationError, answer_framework_error)
     _add_encode(app, service)
@@ -80,10 +89,11 @@ def _add_encode(app: FastAPI, service: PoolService) -> None:
             encoded = await service.encode(asked.media, reservation, deadline.left_s(), wanted.sharing)
         answer = Answer(request.state.request_id, service.config.model.name, encoded.embeddings)
         headers = {"server-timing": _server_timing(encoded.timings, time.perf_counter() - started)}
-        if encoded.shared is not None:
-            return Response(shared_document(answer, encoded.shared), 200, headers, SHARED_MEMORY)
-        assert wanted.body is not None, "shared memory is refused by an error where nothing else will do"
-        return await _reply(answer, wanted.body, asked.encoding or "base64", headers)
+        with service.meter.serialize_seconds.time():
+            if encoded.shared is not None:
+                return Response(shared_document(answer, encoded.shared), 200, headers, SHARED_MEMORY)
+            assert wanted.body is not None, "shared memory is refused by an error where nothing else will do"
+            return await _reply(answer, wanted.body, asked.encoding or "base64", headers)
 
 
 async def _receive(
@@ -91,7 +101,9 @@ async def _receive(
 ) -> EncodeRequest:
     chunks = await read_body(request, service.config.limits, reservation, deadline)
     content_type = request.headers.get("content-type", "")
-    return await asyncio.to_thread(parse, chunks, content_type, request.query_params, service)
+    asked = await asyncio.to_thread(parse, chunks, content_type, request.query_params, service)
+    service.meter.media_bytes.labels(body_kind(content_type)).inc(sum(len(one.data) for one in asked.media))
+    return asked
 
 
 async def _reply(answer: Answer, media_type: str, encoding: Encoding, headers: dict[str, str]) -> Response:
@@ -134,6 +146,19 @@ def _add_status(app: FastAPI, service: PoolService) -> None:
     @app.get("/info", operation_id="info", summary="Effective configuration, ladder, limits and counters")
     async def info() -> Response:
         return Response(to_json(service.info()), media_type=JSON)
+
+    @app.get(
+        "/metrics",
+        operation_id="metrics",
+        summary="Counters, gauges and histograms of all replicas, for Prometheus",
+        response_class=Response,
+        responses={
+            200: {"content": {"text/plain": {}}, "description": "Prometheus' text format."},
+            503: {"model": ErrorBody, "description": "The pool's ledger has not answered lately."},
+        },
+    )
+    async def metrics() -> Response:
+        return Response(await asyncio.to_thread(service.metrics), media_type=CONTENT_TYPE)
 
     @app.get("/v1/models", operation_id="models", summary="The names that requests may give")
     async def models() -> ModelList:

@@ -9,11 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from encoder_pool.config import PoolConfig
 from encoder_pool.core import Embedding, Media, Modality
 from encoder_pool.delivery.handle import Handle
+
+if TYPE_CHECKING:
+    from encoder_pool.metrics.meter import Meter
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,7 @@ class PoolService(Protocol):
     """One model's pool, as the routes see it."""
 
     config: PoolConfig
+    meter: Meter
 
     @property
     def modalities(self) -> frozenset[Modality]:
@@ -123,4 +127,8 @@ class PoolService(Protocol):
 
     def info(self) -> Mapping[str, Any]:
         """Effective configuration, ladder, limits and counters, as JSON."""
+        ...
+
+    def metrics(self) -> bytes:
+        """The metrics of all replicas in Prometheus' text format. Raises Unavailable."""
         ...

@@ -50,7 +50,7 @@ class PoolPlan:
     @property
     def num_replicas(self) -> int:
         """Replicas that are started at once."""
-        return self.config.scaling.min_replicas
+        return self.config.scaling.first_replicas
 
     @property
     def num_ranks(self) -> int:
@@ -82,12 +82,12 @@ class PoolPlan:
 def reserved_cpus(config: PoolConfig) -> float:
     """CPUs that all replicas and shards of a pool reserve together when it starts."""
     shards = config.model.tensor_parallel_size * config.shard.cpus
-    return config.scaling.min_replicas * (config.replica.cpus + shards)
+    return config.scaling.first_replicas * (config.replica.cpus + shards)
 
 
 def reserved_gpus(config: PoolConfig) -> float:
     """GPUs that all shards of a pool reserve together when it starts."""
-    return config.scaling.min_replicas * config.model.tensor_parallel_size * config.gpus
+    return config.scaling.first_replicas * config.model.tensor_parallel_size * config.gpus
 
 
 def plan_service(service: ServiceFile, progress: Progress = silent) -> list[PoolPlan]:

@@ -11,6 +11,7 @@ import time
 from functools import partial
 from typing import Any
 
+import ray
 from fastapi import FastAPI
 from ray import serve
 from ray.exceptions import ActorDiedError
@@ -23,7 +24,9 @@ from encoder_pool.pool.calls import Answer, Call, answer
 from encoder_pool.pool.identity import Identity, weights_version
 from encoder_pool.pool.pool import Pool
 from encoder_pool.pool.ranks import start_ranks
+from encoder_pool.pool.ray_ledger import RayLedger
 from encoder_pool.pool.ray_shard import start_ray_shard
+from encoder_pool.pool.reporting import Place
 from encoder_pool.pool.ring import Ring
 from encoder_pool.pool.scaling import WorkReport
 from encoder_pool.pool.sizing import size_pool
@@ -59,7 +62,11 @@ class EncoderPool:
         identity = Identity(config.model, weights_version(checkpoint, config.model.load_format))
         worker = Worker(config.shard, partial(start_ranks, config.model.tensor_parallel_size, start_shard))
         await worker.start()
-        self._pool = Pool(config, adapter, sizing, ring, worker, identity, time.monotonic)
+        # A pool that never has more than one replica sees itself, without a process for it.
+        ledger = RayLedger(context.app_name) if config.scaling.max_replicas > 1 else None
+        node_id = ray.get_runtime_context().get_node_id()
+        place = Place(context.replica_id.unique_id, node_id, ray.util.get_node_ip_address())
+        self._pool = Pool(config, adapter, sizing, ring, worker, identity, time.monotonic, ledger, place)
         self._pool.start()
         self._report = WorkReport(self._pool.admission, self._pool.rate, time.monotonic)
 
@@ -84,6 +91,7 @@ class EncoderPool:
     async def __del__(self) -> None:
         """Serve calls this when a replica has drained."""
         if hasattr(self, "_pool"):
+            await self._pool.reporter.say_goodbye()
             self._pool.stop()
 
 

@@ -18,12 +18,13 @@ from typing import ParamSpec, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from encoder_pool.core import Cost, DType, Embedding, Pack, PreparedItem
+from encoder_pool.core import Cost, DType, Embedding, Pack, PreparedItem, Rung
 from encoder_pool.errors import EncodeFailed, Internal, PoolError, Unavailable
 from encoder_pool.graphs.plan import Planner
+from encoder_pool.metrics.meter import Meter
 from encoder_pool.pool.admission import TokenRate
 from encoder_pool.pool.batcher import Batch, Batcher
-from encoder_pool.pool.counters import PoolCounters
+from encoder_pool.pool.counters import PoolCounters, RunHistory
 from encoder_pool.pool.messages import PackReply, PackRequest, ShardReport, lay_out
 from encoder_pool.pool.ring import Ring
 from encoder_pool.pool.turns import Turns
@@ -37,7 +38,11 @@ T = TypeVar("T")
 
 
 class Dispatcher:
-    """Feeds one worker, which has started, from the batcher through its ring."""
+    """Feeds one worker, which has started, from the batcher through its ring.
+
+    runs          what its shards have run
+    packs_agreed  of the shard that ran last: packs that its ranks have agreed on
+    """
 
     def __init__(
         self,
@@ -47,16 +52,20 @@ class Dispatcher:
         adapter: Adapter,
         dtype: DType,
         counters: PoolCounters,
+        meter: Meter,
         rate: TokenRate,
         clock: Callable[[], float],
     ) -> None:
         self.worker = worker
         self.ring = ring
-        self.last_reply: PackReply | None = None
+        self.runs = RunHistory()
+        self.packs_in_flight = 0
+        self.packs_agreed = 0
         self._batcher = batcher
         self._adapter = adapter
         self._dtype = dtype
         self._counters = counters
+        self._meter = meter
         self._rate = rate
         self._clock = clock
         self._report = worker.report
@@ -106,6 +115,7 @@ class Dispatcher:
 
     async def _encode_or_retry(self, slot: int, batch: Batch) -> None:
         """Whatever happens, the batch's jobs end or are in the queue again."""
+        self.packs_in_flight += 1
         try:
             async with self._turns.alone() if batch.is_retry else self._turns.shared():
                 await self._encode(slot, batch)
@@ -117,15 +127,22 @@ class Dispatcher:
         except Exception:
             self._fail(batch, _broken())
             raise
+        finally:
+            self.packs_in_flight -= 1
 
     async def _encode(self, slot: int, batch: Batch) -> None:
         request = await self._copy(self._write, slot, batch)
         await self.worker.wait_ready()
+        shard, ladder = self.worker.restarts, self.worker.report.ladder
         reply = await self.worker.run(request)
         embeddings = await self._copy(self._read, slot, batch, reply)
-        self._count(batch, reply)
+        self.runs.note(shard, reply.counters)
+        self.packs_agreed = reply.agreed
+        self._count(batch, reply, None if batch.rung is None else ladder[batch.rung])
         for job, embedding in zip(batch.jobs, embeddings, strict=True):
             job.ended_at = self._clock()
+            self._meter.queue_seconds.observe(job.queue_s)
+            self._meter.encode_seconds.observe(job.encode_s)
             if isinstance(embedding, PoolError):
                 job.fail(embedding)
             else:
@@ -156,15 +173,20 @@ class Dispatcher:
         prefix, parts = self._adapter.prefix, self._adapter.parts
         return Embedding(rows, self._dtype, item.modality, item.grid, prefix, parts, item.digest, item.source)
 
-    def _count(self, batch: Batch, reply: PackReply) -> None:
-        self.last_reply = reply
+    def _count(self, batch: Batch, reply: PackReply, rung: Rung | None) -> None:
         tokens = Cost.total(job.item.cost for job in batch.jobs).out_rows
         self._rate.observe(tokens, reply.encode_s)
-        self._counters.packs += 1
-        self._counters.items_packed += len(batch.jobs)
-        rows = sum(job.item.tokens for job in batch.jobs)
-        self._counters.tokens += rows
-        self._counters.copied_bytes += rows * self._adapter.width * self._dtype.storage.itemsize
+        counters, meter = self._counters, self._meter
+        counters.packs += 1
+        counters.items_packed += len(batch.jobs)
+        row_bytes = self._adapter.width * self._dtype.storage.itemsize
+        for job in batch.jobs:
+            counters.tokens[job.item.modality] += job.item.tokens
+            counters.copied_bytes += job.item.tokens * row_bytes
+        if rung is not None:
+            counters.padding_tokens += rung.capacity.out_rows - tokens
+        meter.batch_items.observe(len(batch.jobs))
+        meter.batch_tokens.observe(tokens)
 
     def _retry_or_fail(self, batch: Batch, error: Exception) -> None:
         """Each item of a failed pack runs once more, by itself; one that fails again has failed."""

@@ -6,6 +6,8 @@ from dataclasses import asdict
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from encoder_pool.pool.counters import with_ratios
+from encoder_pool.pool.ledger import Row, View
 from encoder_pool.pool.messages import ShardMemory
 
 if TYPE_CHECKING:
@@ -15,16 +17,18 @@ PACKAGES = ("encoder-pool", "ray", "torch", "transformers")
 
 
 def describe(pool: Pool) -> dict[str, Any]:
-    """The whole document; values are JSON."""
+    """The whole document; values are JSON. All but `pool` is of the replica that answers."""
     return {
+        "replica": pool.reporter.place._asdict(),
         "model": _model(pool),
         "ladder": _ladder(pool),
         "limits": pool.config.limits.model_dump(mode="json"),
         "workers": _workers(pool),
-        "held": _held(pool),
+        "held": held(pool),
         "delivery": pool.leases.describe(),
         "cache": {**pool.cache.describe(), "joined": pool.flights.joined},
         "counters": _counters(pool),
+        "pool": _pool(pool.reporter.view()),
         "config": pool.config.model_dump(mode="json"),
         "versions": {package: version(package) for package in PACKAGES},
     }
@@ -80,7 +84,7 @@ def _workers(pool: Pool) -> list[dict[str, Any]]:
 
 def _ranks(pool: Pool) -> dict[str, Any]:
     """What each rank takes, where there are several, and how many packs they have agreed on."""
-    report, reply = pool.worker.report, pool.dispatcher.last_reply
+    report = pool.worker.report
     if not report.others:
         return {}
     ranks = [
@@ -88,7 +92,7 @@ def _ranks(pool: Pool) -> dict[str, Any]:
         for each in (report, *report.others)
         if each.joined is not None
     ]
-    return {"ranks": ranks, "packs_agreed": reply.agreed if reply is not None else 0}
+    return {"ranks": ranks, "packs_agreed": pool.dispatcher.packs_agreed}
 
 
 def memory_entries(memory: ShardMemory) -> dict[str, Any]:
@@ -98,7 +102,8 @@ def memory_entries(memory: ShardMemory) -> dict[str, Any]:
     return values | (gpu or {})
 
 
-def _held(pool: Pool) -> dict[str, int]:
+def held(pool: Pool) -> dict[str, int]:
+    """What the replica holds now."""
     admission = pool.admission
     return {
         "requests": admission.requests,
@@ -108,12 +113,45 @@ def _held(pool: Pool) -> dict[str, int]:
     }
 
 
-def _counters(pool: Pool) -> dict[str, Any]:
-    """The pool's counters since the replica started, and the shard's since the shard did."""
-    reply = pool.dispatcher.last_reply
+def totals(pool: Pool) -> dict[str, int]:
+    """The replica's counters since it started."""
     return {
-        **pool.counters.snapshot(),
+        **pool.counters.totals(),
         "requests": pool.admission.admitted_requests,
         "requests_shed": pool.admission.shed_requests,
-        "shard": asdict(reply.counters) if reply is not None else None,
+    }
+
+
+def _counters(pool: Pool) -> dict[str, Any]:
+    """The pool's counters since the replica started, and the shard's since the shard did."""
+    last = pool.dispatcher.runs.last
+    return {**with_ratios(totals(pool)), "shard": asdict(last) if last is not None else None}
+
+
+def _pool(view: View | None) -> dict[str, Any] | None:
+    """All replicas, as of at most a second ago; None until the ledger has answered for the first time."""
+    if view is None:
+        return None
+    live = [row.report for row in view.rows if not row.is_stale]
+    return {
+        "replicas": [_replica(row) for row in view.rows],
+        "replicas_gone": view.gone.replicas,
+        "held": {name: sum(report.held[name] for report in live) for name in live[0].held} if live else {},
+        "tokens_per_s": round(sum(report.tokens_per_s for report in live), 3),
+        "counters": with_ratios(view.totals.counters),
+    }
+
+
+def _replica(row: Row) -> dict[str, Any]:
+    report = row.report
+    return {
+        "replica": report.replica,
+        "node_id": report.node_id,
+        "host": report.host,
+        "age_s": round(row.age_s, 3),
+        "is_stale": row.is_stale,
+        "state": report.state,
+        "held": dict(report.held),
+        "tokens_per_s": round(report.tokens_per_s, 3),
+        "counters": with_ratios(report.totals.counters),
     }

@@ -8,9 +8,9 @@ an embedding, made or found, an error, cancelled or expired. Knows nothing of HT
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, AsyncExitStack, contextmanager
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,16 +20,20 @@ from encoder_pool.core import Embedding, Media, Modality, PreparedItem
 from encoder_pool.delivery.leases import Leases
 from encoder_pool.errors import DeadlineExceeded, PoolError, Unavailable
 from encoder_pool.http.service import Encoded, Readiness, Reservation, Sharing, Timings
+from encoder_pool.metrics.meter import Meter
 from encoder_pool.pool.admission import Admission, TokenRate
 from encoder_pool.pool.batcher import Batcher, Job
 from encoder_pool.pool.cache import EmbeddingCache
-from encoder_pool.pool.counters import PoolCounters
+from encoder_pool.pool.counters import Ending, PoolCounters
 from encoder_pool.pool.dispatch import Dispatcher
 from encoder_pool.pool.flights import Flight, Flights, Wanted
 from encoder_pool.pool.identity import Identity
 from encoder_pool.pool.info import describe
+from encoder_pool.pool.ledger import Ledger, LocalLedger
+from encoder_pool.pool.metering import pool_metrics
 from encoder_pool.pool.pieces import Pieces, in_loads
 from encoder_pool.pool.places import Places, Rows, places_for
+from encoder_pool.pool.reporting import ALONE, Place, Reporter
 from encoder_pool.pool.ring import Ring
 from encoder_pool.pool.sizing import Sizing
 from encoder_pool.pool.worker import Worker, WorkerGone
@@ -50,19 +54,33 @@ class Pool:
         worker: Worker,
         identity: Identity,
         clock: Callable[[], float],
+        ledger: Ledger | None = None,
+        place: Place = ALONE,
     ) -> None:
-        """Around a worker that has started; its packs travel through the ring."""
+        """Around a worker that has started; its packs travel through the ring.
+
+        ledger  where to report to; None for a pool that has this replica only
+        """
         self.config = config
         self.adapter = adapter
         self.sizing = sizing
         self.worker = worker
         self.counters = PoolCounters()
+        self.meter = Meter()
         self.batcher = Batcher(clock)
         report = worker.report
         self.rate = TokenRate(report.ladder[-1].capacity.out_rows, report.table.rung_ms[-1] / 1e3)
         self.admission = Admission(config.queue, self.rate)
         self.dispatcher = Dispatcher(
-            worker, ring, self.batcher, adapter, config.model.dtype, self.counters, self.rate, clock
+            worker,
+            ring,
+            self.batcher,
+            adapter,
+            config.model.dtype,
+            self.counters,
+            self.meter,
+            self.rate,
+            clock,
         )
         self.cache = EmbeddingCache(config.cache.max_bytes, adapter.width, config.model.dtype)
         self.flights = Flights(self._begin_to_prepare, self.cache.put)
@@ -70,14 +88,17 @@ class Pool:
         self._identity = identity
         self._clock = clock
         self._preparers = ThreadPoolExecutor(config.replica.prepare_threads, "prepare")
+        self.reporter = Reporter(self, ledger or LocalLedger(clock), place, clock)
 
     def start(self) -> None:
         """Begin to work. Needs the running event loop, to which the pool then belongs."""
         self.dispatcher.start()
         self.leases.start()
+        self.reporter.start()
 
     def stop(self) -> None:
         """End the worker and everything that is queued."""
+        self.reporter.stop()
         self.batcher.close(Unavailable("the replica is shutting down", code="draining"))
         self.dispatcher.stop()
         self.leases.stop()
@@ -128,6 +149,10 @@ class Pool:
         """Effective configuration, ladder, limits and counters, as JSON."""
         return describe(self)
 
+    def metrics(self) -> bytes:
+        """The metrics of all replicas in Prometheus' text format. Raises Unavailable."""
+        return pool_metrics(self.reporter.fresh_view(), self.config.model.name)
+
     async def check(self) -> None:
         """Raise if a loop of ours has ended; have the worker replace a shard that does not answer."""
         self.dispatcher.check()
@@ -140,10 +165,11 @@ class Pool:
             return [None] * len(media)
         return await asyncio.to_thread(lambda: [self._identity.key(one) for one in media])
 
-    def _look_up(self, keys: Sequence[bytes | None]) -> list[Embedding | None]:
+    def _look_up(self, media: Sequence[Media], keys: Sequence[bytes | None]) -> list[Embedding | None]:
         """What the cache has, which is then done with."""
         found = [None if key is None else self.cache.get(key) for key in keys]
-        self.counters.items_cached += sum(hit is not None for hit in found)
+        hits = [one for one, hit in zip(media, found, strict=True) if hit is not None]
+        self.counters.count_all(hits, Ending.CACHED)
         return found
 
     async def _encode(
@@ -157,36 +183,45 @@ class Pool:
         """Find what was encoded before, and have the rest travel."""
         started = self._clock()
         keys = await self._identify(media)
-        found = self._look_up(keys)
+        found = self._look_up(media, keys)
         wanted = zip(map(Wanted, keys, media), found, strict=True)
         missed = [each for each, hit in wanted if hit is None]
+        new = [one.media for one in missed]
         with self.flights.join(missed, deadline) as flights:
-            await _all_prepared(flights, [one.media for one in missed])
-            prepared = self._clock()
-            shapes = [(tokens, self.adapter.width) for tokens in _tokens(found, flights)]
-            async with places_for(self.leases, sharing, shapes, self.config.model.dtype.storage) as places:
-                free = [rows for rows, hit in zip(places.rows, found, strict=True) if hit is None]
-                made = await self._fly(flights, missed, free, reservation, timeout)
+            async with AsyncExitStack() as stack:
+                with self._entering(new, timeout):
+                    await _all_prepared(flights, new)
+                    prepared = self._clock()
+                    shapes = [(tokens, self.adapter.width) for tokens in _tokens(found, flights)]
+                    storage = self.config.model.dtype.storage
+                    places = await stack.enter_async_context(
+                        places_for(self.leases, sharing, shapes, storage)
+                    )
+                    free = [rows for rows, hit in zip(places.rows, found, strict=True) if hit is None]
+                    self._launch(flights, new, free, reservation)
+                made = await self._land(flights, new, timeout)
                 timings = _timings(flights, prepared - started, self._clock() - prepared)
                 embeddings = await self._gather(found, made, places)
         return Encoded(embeddings, timings, places.shared)
 
-    async def _fly(
-        self,
-        flights: Sequence[Flight],
-        wanted: Sequence[Wanted],
-        places: Sequence[Rows | None],
-        reservation: Reservation,
-        timeout: asyncio.Timeout,
+    @contextmanager
+    def _entering(self, media: Sequence[Media], timeout: asyncio.Timeout) -> Iterator[None]:
+        """Until the end of the block none of the items is queued; what ends it early ends them."""
+        try:
+            yield
+        except BaseException as reason:
+            self.counters.count_unqueued(media, reason, is_expired=timeout.expired())
+            raise
+
+    async def _land(
+        self, flights: Sequence[Flight], media: Sequence[Media], timeout: asyncio.Timeout
     ) -> list[Embedding]:
-        """The embeddings of the prepared flights, in order, at their places if these are nobody else's."""
-        media = [one.media for one in wanted]
-        self._launch(flights, media, places, reservation)
+        """The embeddings of flights that were launched, in order."""
         try:
             return await _all_in_place([flight.future for flight in flights], media)
         finally:
-            for flight in flights:
-                self.counters.count_ending(flight.future, is_expired=timeout.expired())
+            for flight, one in zip(flights, media, strict=True):
+                self.counters.count_ending(one.modality, flight.future, is_expired=timeout.expired())
 
     async def _gather(
         self, found: Sequence[Embedding | None], made: Sequence[Embedding], places: Places
@@ -201,7 +236,11 @@ class Pool:
     def _begin_to_prepare(self, media: Media) -> asyncio.Future[PreparedItem]:
         """Decode and resize in a thread."""
         loop = asyncio.get_running_loop()
-        return loop.run_in_executor(self._preparers, self.adapter.prepare, media, self.config.limits)
+        return loop.run_in_executor(self._preparers, self._prepare, media)
+
+    def _prepare(self, media: Media) -> PreparedItem:
+        with self.meter.preprocess_seconds.labels(media.modality.value).time():
+            return self.adapter.prepare(media, self.config.limits)
 
     def _launch(
         self,

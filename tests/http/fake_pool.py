@@ -24,6 +24,8 @@ from encoder_pool.delivery.leases import Leases
 from encoder_pool.errors import Overloaded
 from encoder_pool.http.routes import build_app
 from encoder_pool.http.service import Encoded, Readiness, Sharing, Timings
+from encoder_pool.metrics.families import exposition, families_of
+from encoder_pool.metrics.meter import Meter
 from encoder_pool.pool.places import places_for
 
 WIDTH = 4
@@ -87,6 +89,7 @@ class FakePool:
     def __init__(self, config: PoolConfig | None = None) -> None:
         self.config = config or fake_config()
         self.modalities = frozenset({Modality.IMAGE, Modality.AUDIO})
+        self.meter = Meter()
         self.failure: BaseException | None = None
         self.delay_s = 0.0
         self.state = Readiness("ready", 1, 1)
@@ -144,6 +147,9 @@ class FakePool:
             "limits": self.config.limits.model_dump(),
             "delivery": self.leases.describe(),
         }
+
+    def metrics(self) -> bytes:
+        return exposition(families_of(self.meter.registry.collect()), model=self.config.model.name)
 
 
 def client_of(pool: FakePool, *, behind_serve: bool = False, root_path: str = "") -> httpx.AsyncClient:

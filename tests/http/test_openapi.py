@@ -51,6 +51,7 @@ def test_the_document_is_openapi_3_1_with_stable_operations(document: dict[str, 
         ("get", "/health"): "health",
         ("get", "/ready"): "ready",
         ("get", "/info"): "info",
+        ("get", "/metrics"): "metrics",
         ("get", "/v1/models"): "models",
     }
     for methods in document["paths"].values():

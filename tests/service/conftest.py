@@ -40,13 +40,19 @@ def several(grid_cases: GridCases, tmp_path_factory: pytest.TempPathFactory) -> 
     """One service of five applications, for to start one takes longer than most tests.
 
     toys        misbehave on demand
-    scaled      toys whose replicas follow the work
+    scaled      toys whose replicas follow the work, from none to two
     bulky       toys whose rows are many bytes
     grid, kimi  the grid cases
     """
     shard = {"pack_timeout_s": 2, "max_restarts": 5}
     queue = {"max_requests": 64, "deadline_s": 30}
-    scaling = {"max_replicas": 2, "target_drain_s": 0.2, "upscale_delay_s": 0.5, "downscale_delay_s": 5}
+    scaling = {
+        "min_replicas": 0,
+        "max_replicas": 2,
+        "target_drain_s": 0.2,
+        "upscale_delay_s": 0.5,
+        "downscale_delay_s": 5,
+    }
     file = service_file(
         tmp_path_factory.mktemp("several"),
         application("toys", shard=shard, queue=queue, limits={"max_body_seconds": 3}),

@@ -59,7 +59,7 @@ class Service:
 def serving(file: Path) -> Iterator[Service]:
     """The service of the file on a free port, until it is asked to end, as a supervisor asks."""
     port = free_port()
-    with _started([COMMAND, "serve", file, "--port", str(port), "--drain-s", "0.1"], port) as service:
+    with started([COMMAND, "serve", file, "--port", str(port), "--drain-s", "0.1"], port) as service:
         yield service
         output = end(service.process, service.process.terminate)
         # Ray tells of workers that a test has killed.
@@ -71,7 +71,7 @@ def serving(file: Path) -> Iterator[Service]:
 def making_serve() -> Iterator[Service]:
     """The default service as `make serve` starts it and Ctrl-C ends it, in the environment of the tests."""
     port = free_port()
-    with _started(["make", "serve", f"PORT={port}", f"VENV={COMMAND.parents[1]}"], port) as service:
+    with started(["make", "serve", f"PORT={port}", f"VENV={COMMAND.parents[1]}"], port) as service:
         yield service
 
 
@@ -113,7 +113,8 @@ def _is_ready(service: Service, prefix: str) -> bool:
 
 
 @contextmanager
-def _started(command: Sequence[str | Path], port: int) -> Iterator[Service]:
+def started(command: Sequence[str | Path], port: int) -> Iterator[Service]:
+    """The service that the command starts, until the block ends."""
     process = subprocess.Popen(
         command,
         cwd=ROOT,

@@ -1,44 +1,193 @@
-"""Replicas follow the work on a real service."""
+"""Replicas follow the work on a real service, from none to two and back, and each shows the whole pool.
+
+The tests after the first share one burst of requests; the last ends it.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import Counter
+from collections.abc import Iterator
 
+import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
-from tests.service.running import Service, processes_of, wait_until
-from tests.service.toys import encode_many
+from encoder_pool.pool.ledger import STALE_S
+from tests.service.running import Service, kill, processes_of, wait_until
+from tests.service.toys import encode_many, post
 from tests.toy import SLOW, toy
 
 pytestmark = pytest.mark.service
 
+LEDGER, REPLICA = "ray::_LedgerActor", "ServeReplica:scaled:"
+WAIT_S = 90.0
 
-def replicas(service: Service) -> int:
-    return sum("ServeReplica:scaled:" in line for line in processes_of(service.process).values())
+
+def pids(service: Service, name: str) -> list[int]:
+    return [child.pid for child, line in processes_of(service.process).items() if name in line]
 
 
-def test_a_burst_brings_a_second_replica_and_calm_takes_it_away_without_a_lost_request(
-    several: Service,
+class Burst:
+    """More work than one replica does in time, until there is calm.
+
+    statuses  of the answers, and 0 for requests without one: their replica was killed
+    """
+
+    def __init__(self, url: str) -> None:
+        self.statuses: Counter[int] = Counter()
+        self._url = url
+        self._calm = threading.Event()
+        self._thread = threading.Thread(target=asyncio.run, args=[self._ask_at_once()])
+        self._thread.start()
+
+    def calm(self) -> None:
+        self._calm.set()
+        self._thread.join()
+
+    async def _ask_at_once(self) -> None:
+        async with httpx.AsyncClient(timeout=WAIT_S, limits=httpx.Limits(max_connections=None)) as client:
+            await asyncio.gather(*(self._ask(client, value) for value in range(24)))
+
+    async def _ask(self, client: httpx.AsyncClient, value: int) -> None:
+        while not self._calm.is_set():
+            try:
+                reply = await post(client, self._url, [toy(value, SLOW)])
+            except httpx.TransportError:
+                self.statuses[0] += 1
+            else:
+                self.statuses[reply.status_code] += 1
+
+
+class Watcher:
+    """What the pool shows of itself, by whatever replica the proxy chooses."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._highest = 0.0
+
+    def rows(self) -> dict[str, bool]:
+        """Whether each replica is stale."""
+        reply = self._get("/info")
+        view = reply.json()["pool"] if reply is not None else None
+        return {row["replica"]: row["is_stale"] for row in view["replicas"]} if view else {}
+
+    def live(self) -> set[str]:
+        return {name for name, is_stale in self.rows().items() if not is_stale}
+
+    def two(self) -> set[str]:
+        """The two replicas, once they are there."""
+        seen: list[set[str]] = []
+
+        def are_two() -> bool:
+            seen.append(self.live())
+            return len(seen[-1]) == 2
+
+        wait_until(are_two, WAIT_S)
+        return seen[-1]
+
+    def wait_for_more(self) -> None:
+        """Until items are counted that were not, at a scraper's pace; never are there fewer than before."""
+        before = self._highest
+        wait_until(lambda: self._items() > before, WAIT_S, every_s=STALE_S)
+
+    def wait_for_all_to_know(self) -> None:
+        """Until both replicas have seen what one of them has shown."""
+        knowing: set[str] = set()
+
+        def both_know() -> bool:
+            info = self._get("/info")
+            if info is not None and info.json()["pool"]["counters"]["items_ok"] >= self._highest:
+                knowing.add(info.json()["replica"]["replica"])
+            return len(knowing) == 2
+
+        wait_until(both_know, WAIT_S)
+
+    def _items(self) -> float:
+        reply = self._get("/metrics")
+        if reply is None:
+            return self._highest
+        wanted = {"model": "toy", "modality": "image", "outcome": "ok"}
+        items = sum(
+            sample.value
+            for family in text_string_to_metric_families(reply.text)
+            for sample in family.samples
+            if sample.name == "encoder_pool_items_total" and sample.labels == wanted
+        )
+        assert items >= self._highest
+        self._highest = items
+        return items
+
+    def _get(self, route: str) -> httpx.Response | None:
+        """On a connection of its own. None from a replica that was just killed, or knows nothing yet."""
+        try:
+            reply = httpx.get(f"{self._url}{route}", timeout=WAIT_S)
+        except httpx.TransportError:
+            return None
+        return reply if reply.status_code == 200 else None
+
+
+@pytest.fixture(scope="module")
+def url(several: Service) -> str:
+    return f"{several.root}/scaled"
+
+
+@pytest.fixture(scope="module")
+def watcher(url: str) -> Watcher:
+    return Watcher(url)
+
+
+@pytest.fixture(scope="module")
+def burst(url: str) -> Iterator[Burst]:
+    burst = Burst(url)
+    yield burst
+    burst.calm()
+
+
+def test_without_work_there_is_no_replica_and_the_first_request_starts_one_and_waits_for_it(
+    several: Service, url: str
 ) -> None:
-    url = f"{several.root}/scaled"
-    assert replicas(several) == 1
-    calm = threading.Event()
-    statuses: Counter[int] = Counter()
+    wait_until(lambda: not pids(several, REPLICA), WAIT_S)
+    assert not pids(several, LEDGER)
+    (reply,) = encode_many(url, [[toy(1)]])
+    assert reply.status_code == 200
+    assert len(pids(several, REPLICA)) == 1
 
-    def load() -> None:
-        while not calm.is_set():
-            for reply in encode_many(url, [[toy(n, SLOW)] for n in range(24)]):
-                statuses[reply.status_code] += 1
 
-    loader = threading.Thread(target=load)
-    loader.start()
-    try:
-        wait_until(lambda: replicas(several) == 2, 45)
-    finally:
-        calm.set()
-        loader.join()
-    wait_until(lambda: replicas(several) == 1, 45)
-    for reply in encode_many(url, [[toy(1)]] * 4):
-        statuses[reply.status_code] += 1
-    assert set(statuses) == {200}
+def test_a_burst_brings_a_second_replica_and_both_show_the_whole_pool(burst: Burst, watcher: Watcher) -> None:
+    two = watcher.two()
+    assert all(watcher.live() == two for _ in range(6))
+    watcher.wait_for_more()
+    assert set(burst.statuses) == {200}
+
+
+def test_a_killed_ledger_costs_no_request_and_no_count(
+    several: Service, burst: Burst, watcher: Watcher
+) -> None:
+    two = watcher.two()
+    watcher.wait_for_more()
+    (ledger,) = pids(several, LEDGER)
+    kill(ledger)
+    wait_until(lambda: pids(several, LEDGER) not in ([], [ledger]), WAIT_S)
+    watcher.wait_for_more()
+    assert watcher.two() == two
+    assert set(burst.statuses) == {200}
+
+
+def test_a_killed_replica_is_marked_stale_and_what_it_counted_stays(
+    several: Service, burst: Burst, watcher: Watcher
+) -> None:
+    two = watcher.two()
+    watcher.wait_for_more()
+    watcher.wait_for_all_to_know()
+    kill(pids(several, REPLICA)[0])
+    wait_until(lambda: any(watcher.rows().get(name) for name in two), WAIT_S)
+    assert watcher.two() != two
+    watcher.wait_for_more()
+
+
+def test_with_calm_all_replicas_go_and_the_ledger_with_them(several: Service, burst: Burst) -> None:
+    burst.calm()
+    wait_until(lambda: not pids(several, REPLICA), WAIT_S)
+    wait_until(lambda: not pids(several, LEDGER), WAIT_S)

@@ -1,0 +1,1 @@
+"""What a replica measures, in Prometheus' terms. Knows nothing of the pool, of HTTP or of Ray."""
