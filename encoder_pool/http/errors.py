@@ -1,8 +1,8 @@
 """Turns every failure of a request into the one error body, and names the request.
 
-`Edge` is the outermost layer of the application: it gives a request its id, adds the id to the reply, and
-answers what the routes raise. It is pure ASGI, because Starlette's BaseHTTPMiddleware hides disconnects.
-Cancellation passes through untouched. Messages never repeat what the caller sent.
+`Edge` is the outermost layer of the application: it notes when a request came, gives it its id, adds the id
+to the reply, and answers what the routes raise. It is pure ASGI, because Starlette's BaseHTTPMiddleware hides
+disconnects. Cancellation passes through untouched. Messages never repeat what the caller sent.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import re
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 
@@ -63,7 +64,7 @@ class Edge:
             await self._app(scope, receive, send)
             return
         request_id = _request_id(Headers(scope=scope).get("x-request-id", ""))
-        scope.setdefault("state", {})["request_id"] = request_id
+        scope.setdefault("state", {}).update(request_id=request_id, started_s=time.monotonic())
         started = False
 
         async def named_send(message: Message) -> None:

@@ -26,7 +26,8 @@ from encoder_pool.http.negotiate import JSON, negotiate
 from encoder_pool.http.openapi import DESCRIPTION, DocumentedApp, encode_operation, encode_responses
 from encoder_pool.http.parse import EncodeRequest, check_content_type, parse
 from encoder_pool.http.schema import Encoding, HealthReply, ModelCard, ModelList, ReadyReply, WorkerCount
-from encoder_pool.http.service import PoolService, Reservation, Timings
+from encoder_pool.http.service import PoolService, Reservation
+from encoder_pool.http.stopwatch import Stopwatch
 from encoder_pool.http.wire import Answer, ChunkedResponse, json_document, safetensors_chunks
 
 
@@ -60,45 +61,40 @@ def _add_encode(app: FastAPI, service: PoolService) -> None:
         response_class=Response,
     )
     async def encode(request: Request) -> Response:
-        started = time.perf_counter()
+        watch = Stopwatch(request.state.started_s)
         deadline = deadline_of(request, service.config.queue)
         check_content_type(request.headers.get("content-type", ""))
         accept = request.headers.getlist("accept")
         # What the body may prefer decides ties only: if nothing will do, nothing has to be read.
         negotiate(accept, prefers_json=False)
         with service.admit() as reservation:
-            asked = await _receive(request, service, reservation, deadline)
+            asked = await _receive(request, service, reservation, deadline, watch)
             media_type = negotiate(accept, prefers_json=asked.encoding is not None)
             encoded = await service.encode(asked.media, reservation, deadline.left_s())
+            watch.lap_in_pool(encoded.timings)
         answer = Answer(request.state.request_id, service.config.model.name, encoded.embeddings)
-        headers = {"server-timing": _server_timing(encoded.timings, time.perf_counter() - started)}
-        return await _reply(answer, media_type, asked.encoding or "base64", headers)
+        return await _reply(answer, media_type, asked.encoding or "base64", watch)
 
 
 async def _receive(
-    request: Request, service: PoolService, reservation: Reservation, deadline: Deadline
+    request: Request, service: PoolService, reservation: Reservation, deadline: Deadline, watch: Stopwatch
 ) -> EncodeRequest:
     chunks = await read_body(request, service.config.limits, reservation, deadline)
+    watch.lap("receive")
     content_type = request.headers.get("content-type", "")
-    return await asyncio.to_thread(parse, chunks, content_type, request.query_params, service)
+    asked = await asyncio.to_thread(parse, chunks, content_type, request.query_params, service)
+    watch.lap("parse")
+    return asked
 
 
-async def _reply(answer: Answer, media_type: str, encoding: Encoding, headers: dict[str, str]) -> Response:
+async def _reply(answer: Answer, media_type: str, encoding: Encoding, watch: Stopwatch) -> Response:
+    chunks: list[bytes | memoryview]
     if media_type == JSON:
-        document = await asyncio.to_thread(json_document, answer, encoding)
-        return ChunkedResponse([document], media_type, headers)
-    return ChunkedResponse(safetensors_chunks(answer), media_type, headers)
-
-
-def _server_timing(timings: Timings, total_s: float) -> str:
-    """https://www.w3.org/TR/server-timing; durations in milliseconds."""
-    stages = {
-        "prepare": timings.prepare_s,
-        "queue": timings.queue_s,
-        "encode": timings.encode_s,
-        "total": total_s,
-    }
-    return ", ".join(f"{name};dur={seconds * 1e3:.3f}" for name, seconds in stages.items())
+        chunks = [await asyncio.to_thread(json_document, answer, encoding)]
+    else:
+        chunks = safetensors_chunks(answer)
+    watch.lap("serialise")
+    return ChunkedResponse(chunks, media_type, {"server-timing": watch.header()})
 
 
 def _add_status(app: FastAPI, service: PoolService) -> None:

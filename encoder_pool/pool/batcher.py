@@ -37,15 +37,16 @@ class Job:
 
     deadline   on the batcher's clock; it may be moved
     is_retry   its pack failed: it runs alone, once
+    copy_s     seconds of the time with a worker in which bytes were copied into the ring and out of it
     """
 
     item: PreparedItem
     deadline: float
     future: asyncio.Future[Embedding] = field(repr=False)
     is_retry: bool = False
-    queued_at: float = 0.0
     taken_at: float = 0.0
     ended_at: float = 0.0
+    copy_s: float = 0.0
 
     @property
     def is_taken(self) -> bool:
@@ -55,16 +56,6 @@ class Job:
     def has_expired(self, now: float) -> bool:
         """Whether its deadline has passed."""
         return self.deadline <= now
-
-    @property
-    def queue_s(self) -> float:
-        """Seconds from the queue's end to a worker."""
-        return self.taken_at - self.queued_at
-
-    @property
-    def encode_s(self) -> float:
-        """Seconds from there to the rows."""
-        return self.ended_at - self.taken_at
 
     def keep(self, rows: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
         """A copy of the item's rows, which lie in memory that is soon used again. Called in a thread."""
@@ -114,7 +105,6 @@ class Batcher:
 
     def enter(self, job: Job) -> None:
         """Queue a job; in a closed queue it ends at once."""
-        job.queued_at = self._clock()
         if self._closed is not None:
             job.fail(self._closed)
             return

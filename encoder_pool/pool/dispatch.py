@@ -115,13 +115,17 @@ class Dispatcher:
             raise
 
     async def _encode(self, slot: int, batch: Batch) -> None:
+        begun = self._clock()
         request = await self._copy(self._write, slot, batch)
+        written = self._clock()
         await self.worker.wait_ready()
         reply = await self.worker.run(request)
+        ran = self._clock()
         embeddings = await self._copy(self._read, slot, batch, reply)
         self._count(batch, reply)
+        ended = self._clock()
         for job, embedding in zip(batch.jobs, embeddings, strict=True):
-            job.ended_at = self._clock()
+            job.ended_at, job.copy_s = ended, written - begun + ended - ran
             if isinstance(embedding, PoolError):
                 job.fail(embedding)
             else:

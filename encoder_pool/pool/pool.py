@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -92,10 +93,11 @@ class Pool:
             async with timeout:
                 keys = await self._identify(media)
                 found = self._look_up(keys)
+                identified = self._clock()
                 wanted = zip(map(Wanted, keys, media), found, strict=True)
                 missed = [each for each, hit in wanted if hit is None]
                 with self.flights.join(missed, started + deadline_s) as flights:
-                    made, timings = await self._fly(flights, missed, reservation, started, timeout)
+                    made, timings = await self._fly(flights, missed, reservation, identified, timeout)
         except TimeoutError:
             if not timeout.expired():
                 raise
@@ -103,7 +105,8 @@ class Pool:
                 f"not encoded within {deadline_s:g} s (x-deadline-seconds, queue.deadline_s)"
             ) from None
         rest = iter(made)
-        return Encoded(tuple(next(rest) if hit is None else hit for hit in found), timings)
+        embeddings = tuple(next(rest) if hit is None else hit for hit in found)
+        return Encoded(embeddings, replace(timings, identify_s=identified - started))
 
     @property
     def modalities(self) -> frozenset[Modality]:
@@ -146,10 +149,10 @@ class Pool:
         flights: Sequence[Flight],
         wanted: Sequence[Wanted],
         reservation: Reservation,
-        started: float,
+        begun: float,
         timeout: asyncio.Timeout,
     ) -> tuple[list[Embedding], Timings]:
-        """The embeddings of the flights, in order, and the time they took."""
+        """The embeddings of the flights, in order, and the time they took since then."""
         media = [one.media for one in wanted]
         await _all_prepared(flights, media)
         prepared = self._clock()
@@ -159,7 +162,7 @@ class Pool:
         finally:
             for flight in flights:
                 self.counters.count_ending(flight.future, is_expired=timeout.expired())
-        return embeddings, _timings(flights, prepared - started, self._clock() - prepared)
+        return embeddings, _timings(flights, begun, prepared, self._clock())
 
     def _begin_to_prepare(self, media: Media) -> asyncio.Future[PreparedItem]:
         """Decode and resize in a thread."""
@@ -231,8 +234,14 @@ def _result(future: asyncio.Future[T], media: Media) -> T:
         raise error.at(media.param) from error
 
 
-def _timings(flights: Sequence[Flight], prepare_s: float, waited_s: float) -> Timings:
-    """The longest times of a request's flights; a flight that it joined may be older than its waiting."""
-    encode_s = [min(flight.encode_s, waited_s) for flight in flights]
-    queue_s = [min(flight.queue_s, waited_s - own) for flight, own in zip(flights, encode_s, strict=True)]
-    return Timings(prepare_s, max(queue_s, default=0.0), max(encode_s, default=0.0))
+def _timings(flights: Sequence[Flight], begun: float, prepared: float, now: float) -> Timings:
+    """The times of the flight that ended last; one that the request joined may be older than its waiting."""
+    if not flights:
+        return Timings(prepare_s=prepared - begun)
+    last = max(flights, key=lambda flight: flight.ended_at)
+    taken = min(max(last.taken_at, prepared), now)
+    ended = min(max(last.ended_at, taken), now)
+    copy_s = min(last.copy_s, ended - taken)
+    return Timings(
+        prepare_s=prepared - begun, queue_s=taken - prepared, copy_s=copy_s, encode_s=ended - taken - copy_s
+    )

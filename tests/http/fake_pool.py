@@ -98,7 +98,7 @@ class FakePool:
         if self.failure is not None:
             raise self.failure
         embeddings = tuple(embedding_of(one, self.config.model.dtype) for one in media)
-        return Encoded(embeddings, Timings(0.001, 0.002, 0.003))
+        return Encoded(embeddings, Timings(0.001, 0.002, 0.003, 0.004, 0.005))
 
     @property
     def readiness(self) -> Readiness:
