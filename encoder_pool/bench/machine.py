@@ -16,7 +16,16 @@ from encoder_pool.bench.device import Device, Repeats, timed
 from encoder_pool.bench.floor import MATRIX_FLOPS
 from encoder_pool.bench.results import Machine, Rates
 
-_PACKAGES = ("encoder-pool", "torch", "transformers", "triton", "flash-attn", "flash-attn-3", "flash-attn-4")
+_PACKAGES = (
+    "encoder-pool",
+    "ray",
+    "torch",
+    "transformers",
+    "triton",
+    "flash-attn",
+    "flash-attn-3",
+    "flash-attn-4",
+)
 # Large enough to reach the best rate, small enough to take no time: (product side, bytes copied).
 _SIZES = {"cuda": (8192, 1 << 31), "cpu": (512, 1 << 26)}
 

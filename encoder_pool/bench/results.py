@@ -215,8 +215,13 @@ _RESULTS = TypeAdapter(Results)
 
 def write(results: Results, path: Path) -> None:
     """Put the results in the place of the file, in one step."""
+    put(_RESULTS.dump_json(results, indent=2) + b"\n", path)
+
+
+def put(document: bytes, path: Path) -> None:
+    """The document in the place of the file, which is whole at any time."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(_RESULTS.dump_json(results, indent=2) + b"\n")
+    temporary.write_bytes(document)
     temporary.replace(path)
 
 
