@@ -103,6 +103,7 @@ def _tower(arguments: argparse.Namespace) -> int:
 
 def _service(arguments: argparse.Namespace) -> int:
     from encoder_pool.bench.service.run import Options, run
+    from encoder_pool.bench.service.table import WIDTH
     from encoder_pool.bench.service.table import report as service_report
 
     stop_on_signals()
@@ -122,7 +123,7 @@ def _service(arguments: argparse.Namespace) -> int:
         results, wrong = run(options)
     except ValueError as error:
         return _refuse(error)
-    out = Console()
+    out = Console(width=max(Console().width, WIDTH))
     for part in service_report(results):
         out.print(part, markup=False, highlight=False)
     _complain(wrong)

@@ -42,10 +42,10 @@ CLIENT, TOWER, CORES, DECODING, HAND_OVER, EVENT_LOOP, PROXY, TRANSPORT, ARRIVAL
 def limit_of(load: LoadResult, ratio: float, num_cores: int) -> str:
     """One word for a load whose rate is this share of the tower's own.
 
-    client      a client process is busy, or behind its schedule
+    client      a client process is busy, or behind its schedule while there are cores left
     arrivals    no more was asked for
     tower       the worker does nearly what the tower does by itself
-    cores       the machine has none left
+    cores       the machine has none left, for the service or for clients
     decoding    requests wait for the threads that decode and resize (replica.prepare_threads)
     hand-over   requests wait for the worker, and it does less: packs come too late or are too small
     event loop  requests wait at the worker or elsewhere, and one thread of the replica is busy
@@ -53,13 +53,15 @@ def limit_of(load: LoadResult, ratio: float, num_cores: int) -> str:
     transport   requests wait elsewhere, and nobody is busy: sockets, copies, interpreter locks
     """
     cores = load.cores
-    if cores.client >= BUSY or (load.late_p99_ms or 0.0) > LATE * load.p50_ms:
+    is_late = (load.late_p99_ms or 0.0) > LATE * load.p50_ms
+    has_no_core = cores.idle < IDLE_CORES * num_cores
+    if cores.client >= BUSY or (is_late and not has_no_core):
         return CLIENT
     if load.kind in ARRIVING:
-        return ARRIVALS
+        return CORES if is_late else ARRIVALS
     if ratio >= TOWER_RATIO:
         return TOWER
-    if cores.idle < IDLE_CORES * num_cores:
+    if has_no_core:
         return CORES
     waited_for = _longest(load.stages_ms)
     if waited_for == DECODING:

@@ -58,6 +58,11 @@ class Subject:
     seconds: float
 
     @property
+    def warm_s(self) -> float:
+        """What is not counted of a load, at least."""
+        return min(WARM_S, self.seconds)
+
+    @property
     def capacity(self) -> float:
         """Items that the queue holds at once."""
         tokens = self.own.tokens_s / self.own.items_s
@@ -71,18 +76,18 @@ class Subject:
 
     def closed(self, kind: Kind, in_flight: int, images: int = 1) -> Plan:
         """A closed loop; what is not counted is one round of it."""
-        warm_s = WARM_S + in_flight * images / self.own.items_s
+        warm_s = self.warm_s + in_flight * images / self.own.items_s
         return Plan(kind, images, warm_s, self.seconds, in_flight)
 
     def opened(self, kind: Kind, items_s: float) -> Plan:
         """An open loop, with clients for all that the queue may hold, so that none waits for one."""
-        seconds = WARM_S + self.seconds
+        seconds = self.warm_s + self.seconds
         if kind == "bursts":
             due = bursts(items_s, seconds, BURST_EVERY_S)
         else:
             due = poisson(items_s, seconds, _SEED)
         lanes = min(int(self.capacity) + SPARE_LANES, max(len(due), 1))
-        return Plan(kind, 1, WARM_S, self.seconds, lanes, due, items_s)
+        return Plan(kind, 1, self.warm_s, self.seconds, lanes, due, items_s)
 
 
 def measure_set(bench: Bench, subject: Subject, file: str, command: str, say: Say) -> SetResult:

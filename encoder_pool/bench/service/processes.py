@@ -22,21 +22,23 @@ REPLICA, SHARD, HAPROXY = "replica", "shard", "haproxy"
 class Usage(NamedTuple):
     """CPU seconds until a moment.
 
-    roles    of the service's processes
-    threads  by role, of each of their threads
+    threads  by role, of each thread of its processes
     family   of the process that started the service and all that descends from it, clients included
     busy     of all cores that this process may use, whoever used them
     """
 
     at: float
-    roles: Mapping[str, float]
     threads: Mapping[str, Mapping[int, float]]
     family: float
     busy: float
 
 
 class Spent(NamedTuple):
-    """Cores that were used between two moments; as in Usage, but of threads only each role's busiest."""
+    """Cores that were used between two moments.
+
+    roles    by role, of all its threads that are still there
+    threads  by role, of the busiest of these
+    """
 
     roles: Mapping[str, float]
     threads: Mapping[str, float]
@@ -47,77 +49,83 @@ class Spent(NamedTuple):
     def between(before: Usage, after: Usage) -> Spent:
         """The differences, by the time in between."""
         elapsed = after.at - before.at
-        threads = {
-            role: max(seconds - before.threads[role].get(thread, 0.0) for thread, seconds in those.items())
+        used = {
+            role: [
+                (seconds - before.threads[role].get(thread, 0.0)) / elapsed
+                for thread, seconds in those.items()
+            ]
             for role, those in after.threads.items()
         }
         return Spent(
-            {role: (seconds - before.roles[role]) / elapsed for role, seconds in after.roles.items()},
-            {role: seconds / elapsed for role, seconds in threads.items()},
+            {role: sum(cores) for role, cores in used.items()},
+            {role: max(cores, default=0.0) for role, cores in used.items()},
             (after.family - before.family) / elapsed,
             (after.busy - before.busy) / elapsed,
         )
 
 
 class ServiceProcesses:
-    """One replica, its shard, and the HAProxy in front of it, which may be several processes."""
+    """One replica, its shard, and the HAProxy in front of it.
 
-    def __init__(self, root: psutil.Process, by_role: Mapping[str, Sequence[psutil.Process]]) -> None:
-        self._root = root
-        self._by_role = by_role
+    They are looked for each time: HAProxy is replaced by another process whenever Serve writes it a new
+    configuration, and for a while there are two.
+    """
 
-    @classmethod
-    def below(cls, pid: int, shard_pid: int) -> ServiceProcesses:
-        """Those of the service that this process has started. Raises RuntimeError if one is not found."""
-        root = psutil.Process(pid)
-        by_role: dict[str, list[psutil.Process]] = {REPLICA: [], SHARD: [], HAPROXY: []}
-        for process in root.children(recursive=True):
-            if (role := _role(process, shard_pid)) is not None:
-                by_role[role].append(process)
-        if missing := [role for role, found in by_role.items() if not found]:
-            raise RuntimeError(f"the service has no process that is its {' or '.join(missing)}")
-        return cls(root, by_role)
+    def __init__(self, root_pid: int, shard_pid: int) -> None:
+        """Of the service that this process has started."""
+        self._root = psutil.Process(root_pid)
+        self._shard_pid = shard_pid
 
     def usage(self) -> Usage:
-        """What was used until now."""
+        """What was used until now. Raises RuntimeError if a process is not there."""
+        family = self._family()
         threads = {
-            role: {
-                thread.id: thread.user_time + thread.system_time
-                for process in processes
-                for thread in process.threads()
-            }
-            for role, processes in self._by_role.items()
+            role: {thread: seconds for process in processes for thread, seconds in _threads(process)}
+            for role, processes in self._by_role(family).items()
         }
-        family = (self._root, *self._root.children(recursive=True))
-        return Usage(
-            time.monotonic(),
-            {role: sum(map(_cpu_s, processes)) for role, processes in self._by_role.items()},
-            threads,
-            sum(map(_cpu_s, family)),
-            _busy_s(os.sched_getaffinity(0)),
-        )
+        busy = _busy_s(os.sched_getaffinity(0))
+        return Usage(time.monotonic(), threads, sum(map(_cpu_s, family)), busy)
 
     def sight(self, requests: int) -> Mapping[str, Sighting]:
-        """Memory and descriptors of each role, after so many requests."""
+        """Memory and descriptors of each role, after so many requests. Raises as `usage` does."""
         return {
             role: Sighting(
                 requests=requests,
                 resident_bytes=sum(process.memory_info().rss for process in processes),
                 descriptors=sum(process.num_fds() for process in processes),
             )
-            for role, processes in self._by_role.items()
+            for role, processes in self._by_role(self._family()).items()
         }
+
+    def _family(self) -> list[psutil.Process]:
+        return [self._root, *self._root.children(recursive=True)]
+
+    def _by_role(self, family: Sequence[psutil.Process]) -> Mapping[str, Sequence[psutil.Process]]:
+        by_role: dict[str, list[psutil.Process]] = {REPLICA: [], SHARD: [], HAPROXY: []}
+        for process in family:
+            if (role := _role(process, self._shard_pid)) is not None:
+                by_role[role].append(process)
+        if missing := [role for role, found in by_role.items() if not found]:
+            raise RuntimeError(f"the service has no process that is its {' or '.join(missing)}")
+        return by_role
 
 
 def _role(process: psutil.Process, shard_pid: int) -> str | None:
     with suppress(psutil.NoSuchProcess):
         if process.pid == shard_pid:
             return SHARD
-        if process.name() == "haproxy":
+        if process.name() == "haproxy" and process.status() != psutil.STATUS_ZOMBIE:
             return HAPROXY
         if "ServeReplica:" in " ".join(process.cmdline()):
             return REPLICA
     return None
+
+
+def _threads(process: psutil.Process) -> list[tuple[int, float]]:
+    """CPU seconds of each; none of a process that has ended."""
+    with suppress(psutil.NoSuchProcess):
+        return [(thread.id, thread.user_time + thread.system_time) for thread in process.threads()]
+    return []
 
 
 def _cpu_s(process: psutil.Process) -> float:

@@ -89,7 +89,7 @@ def run(options: Options) -> Ran:
         check_early(service)
         photos = _photos(options, folder)
         own = _own(service, {} if options.soak else photos, options.seconds)
-        results = _begin(own, before)
+        results = begun(own, before)
         with Crew(options.clients) as crew, started(service, StartOptions(start_timeout_s=START_TIMEOUT_S)):
             return _under_load(options, service, photos, own, results, crew)
 
@@ -110,7 +110,8 @@ def _own(service: ServiceFile, photos: Mapping[str, tuple[Path, ...]], seconds: 
         return apart(own_rates, only(service).config, photos, seconds)
 
 
-def _begin(own: OwnRates, before: ServiceResults | None) -> ServiceResults:
+def begun(own: OwnRates, before: ServiceResults | None) -> ServiceResults:
+    """What a run adds to. Raises ValueError if that is of another machine, or of other versions."""
     here = ServiceResults(machine=own.machine, versions=own.versions)
     if before is None:
         return here
@@ -132,7 +133,7 @@ def _under_load(
 ) -> Ran:
     target, application, file = target_of(service), only(service), f"{options.file}"
     wrong: list[str] = []
-    processes = ServiceProcesses.below(os.getpid(), int(info(target)["workers"][0]["pid"]))
+    processes = ServiceProcesses(os.getpid(), int(info(target)["workers"][0]["pid"]))
     bench = Bench(target, crew, processes, lambda: Counted.of(info(target)), own.machine.cores)
     with progress_bar() as say:
         for name, paths in photos.items():

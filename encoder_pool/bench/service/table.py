@@ -10,6 +10,8 @@ from rich.table import Table
 from encoder_pool.bench.service.results import LoadResult, ServiceResults, SetResult, SoakResult
 
 _MIB = 1 << 20
+WIDTH = 120
+"""Columns that the tables need; a narrower terminal folds their lines."""
 
 
 def report(results: ServiceResults) -> Iterator[RenderableType]:

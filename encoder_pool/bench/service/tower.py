@@ -34,6 +34,7 @@ from encoder_pool.weights import ensure
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_TRIAL_SHARE = 0.5
 _REPLAYS = Repeats(most=15, least=3, budget_s=0.5, warm_up=1)
 
 
@@ -84,11 +85,8 @@ class FedTower:
     def rate(self, paths: Sequence[Path], seconds: float) -> TowerRate:
         """Its own rate on these photos."""
         items = [self._item(path) for path in paths]
-        # A short trial says how many items take as long as asked for, after a warm-up of every shape.
-        self._drain(items, 2 * WINDOW)
-        trial_s = self._drain(items, 2 * WINDOW)
+        count = round(self._trial(items, seconds * _TRIAL_SHARE) * seconds)
         self._runner.reset_counters()
-        count = max(round(2 * WINDOW * seconds / trial_s), WINDOW)
         taken_s = self._drain(items, count)
         tally = self._runner.counters.total
         tokens = sum(item.tokens for item in items) / len(items)
@@ -112,11 +110,20 @@ class FedTower:
         data = torch.from_numpy(prepared.data).to(self._device.torch_device)
         return _Item(StagedItem(data, prepared.grid), prepared.cost, prepared.tokens)
 
+    def _trial(self, items: Sequence[_Item], seconds: float) -> float:
+        """Items a second, pack by pack: about, and after whatever is slow the first time."""
+        self._drain(items, 1)
+        self._runner.reset_counters()
+        taken_s = 0.0
+        while taken_s == 0 or taken_s < seconds:
+            taken_s += self._drain(items, 1)
+        return self._runner.counters.total.items / taken_s
+
     def _drain(self, items: Sequence[_Item], count: int) -> float:
-        """Seconds for at least so many items, from a queue of WINDOW that is always full."""
+        """Seconds for at least so many items, and one pack, from a queue of WINDOW that is always full."""
         queue = [items[at % len(items)] for at in range(WINDOW)]
         started, done = self._device.clock(), 0
-        while done < count:
+        while not done or done < count:
             pack = self._next(queue)
             members = [queue[member] for member in pack.members]
             self._run(members, pack.rung)
