@@ -19,7 +19,8 @@ from encoder_pool.bench.service.results import Cores, Kind, LoadResult
 
 _LEAD_S = 0.5
 """Until a load begins: clients read their photos."""
-TRIES = 3
+TRIES = 4
+"""The last is eight times as long as the first."""
 TOTAL = "total"
 OUTSIDE = "outside"
 """The stage that no server can time: from the client to the replica and back."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from encoder_pool.bench.service.limit import CLIENT
 from encoder_pool.bench.service.loads import Bench, Load, Plan, bursts, poisson
@@ -103,25 +104,17 @@ def measure_set(bench: Bench, subject: Subject, file: str, command: str, say: Sa
     closed = [carry_out(subject.closed("closed", in_flight)) for in_flight in subject.depths]
     peak = max(closed, key=lambda load: load.items_s)
     at_70, *_ = [carry_out(subject.opened(kind, share * peak.items_s)) for kind, share in SHARES]
-    carry_out(subject.closed("grouped", max(subject.depths[-1] // GROUPED, 1), GROUPED))
+    grouped = carry_out(subject.closed("grouped", max(subject.depths[-1] // GROUPED, 1), GROUPED))
     lone = done[0]
-    overheads = [
+    overheads_ms = [
         latency_ms - subject.own.replay_ms[sample.photo]
         for sample, latency_ms in zip(lone.good, lone.latencies_ms, strict=True)
     ]
-    grouped = done[-1].found
     return SetResult(
+        **_described(subject),
         file=file,
-        model=subject.config.model.name,
-        device=subject.config.model.device,
-        photos=len(subject.photos),
-        photo_bytes=mean_bytes(subject.photos),
         command=command,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
-        tower_items_s=subject.own.items_s,
-        tower_tokens_s=subject.own.tokens_s,
-        tower_mean_batch=subject.own.mean_batch,
-        tower_padding=subject.own.padding,
         service_items_s=peak.items_s,
         ratio=peak.items_s / subject.own.items_s,
         peak_in_flight=peak.in_flight or 0,
@@ -134,7 +127,7 @@ def measure_set(bench: Bench, subject: Subject, file: str, command: str, say: Sa
         mean_batch_at_70=at_70.mean_batch,
         lone_ms=lone.found.p50_ms,
         replay_ms=median(subject.own.replay_ms[sample.photo] for sample in lone.good),
-        lone_overhead_ms=median(overheads),
+        lone_overhead_ms=median(overheads_ms),
         lone_stages_ms=lone.found.stages_ms,
         stages_off_ms=max(load.stages_off_ms for load in done),
         grouped_images=GROUPED,
@@ -142,6 +135,20 @@ def measure_set(bench: Bench, subject: Subject, file: str, command: str, say: Sa
         grouped_ratio=grouped.items_s / subject.own.items_s,
         loads=tuple(load.found for load in done),
     )
+
+
+def _described(subject: Subject) -> dict[str, Any]:
+    """What is known of a set before it is sent."""
+    return {
+        "model": subject.config.model.name,
+        "device": subject.config.model.device,
+        "photos": len(subject.photos),
+        "photo_bytes": mean_bytes(subject.photos),
+        "tower_items_s": subject.own.items_s,
+        "tower_tokens_s": subject.own.tokens_s,
+        "tower_mean_batch": subject.own.mean_batch,
+        "tower_padding": subject.own.padding,
+    }
 
 
 def complaints(name: str, found: SetResult) -> list[str]:
