@@ -10,8 +10,8 @@ import pytest
 from encoder_pool.bench.device import open_device
 from encoder_pool.bench.service.photos import PhotoSet
 from encoder_pool.bench.service.tower import FedTower, apart, own_rates
+from encoder_pool.config import LadderConfig
 from encoder_pool.launch.file import read_service_file
-from encoder_pool.pool.batcher import WINDOW
 
 CONFIG = (
     read_service_file(Path(__file__).parents[3] / "serve_configs" / "qwen-tiny.yaml").applications[0].config
@@ -20,16 +20,15 @@ CONFIG = (
 
 @pytest.fixture(scope="module")
 def tower() -> FedTower:
-    ladder = CONFIG.ladder.model_copy(update={"min": 16, "max": 64, "longest_tiers": None})
-    return FedTower(CONFIG.model_copy(update={"ladder": ladder}), open_device("cpu"))
+    return FedTower(CONFIG.model_copy(update={"ladder": LadderConfig(budgets=(4, 16))}), open_device("cpu"))
 
 
-def test_a_towers_rate_is_of_full_packs_of_all_photos(tower: FedTower, tmp_path: Path) -> None:
+def test_a_towers_rate_counts_the_items_that_came_through_its_packer(tower: FedTower, tmp_path: Path) -> None:
     photos = PhotoSet.named("56").write(3, tmp_path)  # 4 tokens each
     rate = tower.rate(photos, seconds=0.01)
     assert rate.tokens_s == pytest.approx(4 * rate.items_s)
     assert rate.items_s > 0
-    assert rate.mean_batch > 1
+    assert rate.mean_batch >= 1
     assert 0 <= rate.padding < 1
     # All cost the same, so one was timed for all.
     assert rate.replay_ms == (rate.replay_ms[0],) * 3
@@ -37,15 +36,15 @@ def test_a_towers_rate_is_of_full_packs_of_all_photos(tower: FedTower, tmp_path:
 
 
 def test_photos_of_different_sizes_have_replays_of_their_own(tower: FedTower, tmp_path: Path) -> None:
-    photos = (*PhotoSet.named("56").write(1, tmp_path), *PhotoSet.named("224").write(1, tmp_path))
+    photos = (*PhotoSet.named("56").write(1, tmp_path), *PhotoSet.named("112").write(1, tmp_path))
     rate = tower.rate(photos, seconds=0.01)
     small, large = rate.replay_ms
     assert small != large
-    assert rate.tokens_s == pytest.approx(rate.items_s * (4 + 64) / 2)
+    assert rate.tokens_s == pytest.approx(rate.items_s * (4 + 16) / 2)
 
 
 def test_a_photo_that_fits_no_rung_is_run_eagerly_by_itself(tower: FedTower, tmp_path: Path) -> None:
-    photos = PhotoSet.named("280").write(1, tmp_path)  # 100 tokens, and no rung has more than 64
+    photos = PhotoSet.named("140").write(1, tmp_path)  # 25 tokens, and no rung has more than 16
     rate = tower.rate(photos, seconds=0.01)
     assert (rate.mean_batch, rate.padding) == (1, 0)
     assert rate.replay_ms[0] > 0
@@ -62,4 +61,3 @@ def test_without_photos_the_machine_is_told_and_no_tower_loaded() -> None:
 def test_work_apart_is_done_in_another_process() -> None:
     assert apart(os.getpid) != os.getpid()
     assert apart(divmod, 7, 2) == (3, 1)
-    assert WINDOW > 1
