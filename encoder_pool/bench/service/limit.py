@@ -18,7 +18,7 @@ TOWER_RATIO = 0.9
 IDLE_CORES = 0.05
 """Share of the machine; with less left the cores are the limit, whoever wants them."""
 LATE = 0.1
-"""Of the median latency: a client that sends later than that does not keep its schedule."""
+"""Of the latency, both as 99 % have them: clients that send later than that do not keep their schedule."""
 
 AT_THE_WORKER = ("queue", "copy", "encode")
 AT_DECODING = ("prepare",)
@@ -53,7 +53,7 @@ def limit_of(load: LoadResult, ratio: float, num_cores: int) -> str:
     transport   requests wait elsewhere, and nobody is busy: sockets, copies, interpreter locks
     """
     cores = load.cores
-    is_late = (load.late_p99_ms or 0.0) > LATE * load.p50_ms
+    is_late = (load.late_p99_ms or 0.0) > LATE * load.p99_ms
     has_no_core = cores.idle < IDLE_CORES * num_cores
     if cores.client >= BUSY or (is_late and not has_no_core):
         return CLIENT

@@ -11,7 +11,9 @@ from encoder_pool.bench.device import open_device
 from encoder_pool.bench.service.photos import PhotoSet
 from encoder_pool.bench.service.tower import FedTower, apart, own_rates
 from encoder_pool.config import LadderConfig
+from encoder_pool.core import DType
 from encoder_pool.launch.file import read_service_file
+from tests.gpu import needs_gpu
 
 CONFIG = (
     read_service_file(Path(__file__).parents[3] / "serve_configs" / "qwen-tiny.yaml").applications[0].config
@@ -48,6 +50,16 @@ def test_a_photo_that_fits_no_rung_is_run_eagerly_by_itself(tower: FedTower, tmp
     rate = tower.rate(photos, seconds=0.01)
     assert (rate.mean_batch, rate.padding) == (1, 0)
     assert rate.replay_ms[0] > 0
+
+
+@needs_gpu
+def test_a_towers_rate_on_a_gpu(tmp_path: Path) -> None:
+    model = CONFIG.model.model_copy(update={"device": "cuda", "dtype": DType.BFLOAT16})
+    photos = {"mix": PhotoSet("mix", 56, 400).write(8, tmp_path)}
+    found = own_rates(CONFIG.model_copy(update={"model": model}), photos, seconds=0.2)
+    assert found.machine.card
+    assert found.rates["mix"].items_s > 0
+    assert min(found.rates["mix"].replay_ms) > 0
 
 
 def test_without_photos_the_machine_is_told_and_no_tower_loaded() -> None:
