@@ -34,6 +34,8 @@ MOST_IN_FLIGHT = 4 * WINDOW
 """Images: two packs at the worker, a full plan behind them, and as many that are decoded or on their way."""
 BUSY_S = 2.0
 """Work in flight at most: a slow tower gets fewer requests, not longer waits."""
+LEAST_IN_FLIGHT = 8
+"""But so many, that packs of several can be made."""
 FILL = 0.9
 """Of the queue's tokens and requests; beyond them a closed loop would be refused."""
 SHARES: tuple[tuple[Kind, float], ...] = (("poisson", 0.7), ("bursts", 0.5), ("overload", 1.3))
@@ -72,7 +74,7 @@ class Subject:
     @property
     def depths(self) -> list[int]:
         """Requests in flight of the closed loops."""
-        top = int(min(MOST_IN_FLIGHT, self.own.items_s * BUSY_S, FILL * self.capacity))
+        top = int(min(MOST_IN_FLIGHT, max(self.own.items_s * BUSY_S, LEAST_IN_FLIGHT), FILL * self.capacity))
         return sorted({max(top * depth // DEPTHS[-1], 1) for depth in DEPTHS})
 
     def closed(self, kind: Kind, in_flight: int, images: int = 1) -> Plan:
