@@ -7,23 +7,21 @@ status 2, a service that fails to start with status 1.
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from math import isfinite
 from pathlib import Path
 
 from rich.console import Console
 
 from encoder_pool.bench.command import add_commands
-from encoder_pool.launch.errors import HostUnfit, LaunchError
+from encoder_pool.launch.errors import LaunchError
 from encoder_pool.launch.file import ServiceFile, read_service_file
-from encoder_pool.launch.haproxy import haproxy_environment
-from encoder_pool.launch.host import Host, early_problems, problems
-from encoder_pool.launch.plan import PoolPlan, plan_service
+from encoder_pool.launch.host import Host, problems
 from encoder_pool.launch.show import config_table, plan_table, progress_bar
+from encoder_pool.launch.start import StartOptions, check_early, plans_of, started, stop_on_signals
 from encoder_pool.weights import BUILTIN, WeightsError, ensure
 
 DEMO = Path("serve_configs/demo.yaml")
@@ -85,7 +83,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_service_options(demo)
     demo.set_defaults(run=_demo)
 
-    bench = commands.add_parser("bench", help="measure towers, or the planner, on this machine")
+    bench = commands.add_parser(
+        "bench", help="measure towers, the planner or a whole service on this machine"
+    )
     add_commands(bench, _target)
 
     weights = commands.add_parser("weights", help="bring the built-in weights into the cache")
@@ -146,40 +146,21 @@ def _demo(arguments: argparse.Namespace) -> int:
 @contextmanager
 def _service(arguments: argparse.Namespace) -> Iterator[ServiceFile]:
     """The service of the file, running; it stops when the block ends."""
-    # SIGTERM stops like Ctrl-C, and so does SIGINT where a shell started us in the background, ignoring it.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.default_int_handler)
+    stop_on_signals()
     service = read_service_file(arguments.file)
     if arguments.port:
         service = service.with_port(arguments.port)
-    _require(early_problems(service, Host.this()))
+    check_early(service)
     starting = f"starting {service.path} on port {service.port} ..."
     out.print(starting, markup=False, highlight=False, soft_wrap=True)
-    _require(problems(service, _plans(service), Host.this()))
-    with ExitStack() as ports:
-        if not arguments.no_haproxy:
-            os.environ.update(ports.enter_context(haproxy_environment(arguments.drain_s)))
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        from encoder_pool.launch.service import running  # Ray reads the environment on import
-
-        with running(service, progress_bar, arguments.start_timeout_s):
-            yield service
-
-
-def _require(found: Sequence[str]) -> None:
-    if found:
-        raise HostUnfit("\n".join(found))
-
-
-def _plans(service: ServiceFile) -> list[PoolPlan]:
-    """The plan of every application; brings their weights."""
-    with progress_bar() as progress:
-        return plan_service(service, progress)
+    options = StartOptions(not arguments.no_haproxy, arguments.drain_s, arguments.start_timeout_s)
+    with started(service, options):
+        yield service
 
 
 def _plan(arguments: argparse.Namespace) -> int:
     service = read_service_file(arguments.file)
-    plans = _plans(service)
+    plans = plans_of(service)
     for application, plan in zip(service.applications, plans, strict=True):
         out.print(plan_table(application.name, plan))
     for problem in problems(service, plans, Host.this()):

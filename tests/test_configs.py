@@ -18,7 +18,12 @@ FOLDER = Path(__file__).parents[1] / "serve_configs"
 FILES = sorted(FOLDER.glob("*.yaml"))
 TWO_CORES = Host(cpus=2.0, free_bytes=8 << 30)
 GPU_HOST = Host(cpus=16.0, free_bytes=64 << 30, gpus=1)
-FITTING = [("demo.yaml", TWO_CORES), ("qwen-tiny.yaml", TWO_CORES), ("qwen.yaml", GPU_HOST)]
+FITTING = [
+    ("demo.yaml", TWO_CORES),
+    ("qwen-tiny.yaml", TWO_CORES),
+    ("qwen.yaml", GPU_HOST),
+    ("qwen3.yaml", GPU_HOST),
+]
 
 
 def test_every_configuration_is_said_to_fit_a_host() -> None:

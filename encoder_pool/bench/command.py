@@ -12,13 +12,19 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console, RenderableType
 
 from encoder_pool.bench.cases import TOWERS, WORKLOADS, Case, Subject
 from encoder_pool.bench.results import Results, read
+from encoder_pool.bench.service.command import add_options
 from encoder_pool.bench.table import report
 from encoder_pool.launch.show import progress_bar
+from encoder_pool.launch.start import stop_on_signals
+
+if TYPE_CHECKING:
+    from encoder_pool.bench.service.results import ServiceResults
 
 Say = Callable[[str, float | None], None]
 
@@ -55,6 +61,12 @@ def add_commands(parser: argparse.ArgumentParser, target: Callable[[str], Path])
     scaling.add_argument("--out", type=target, help="write the results to this JSON file")
     scaling.add_argument("--plot", type=picture, help="draw them to this file, e.g. scaling.png")
     scaling.set_defaults(run=_scaling)
+    service = commands.add_parser(
+        "service", help="a whole service under load, HTTP to HTTP, beside its tower fed from memory"
+    )
+    add_options(service, target)
+    service.add_argument("--plot", type=picture, help="draw them to this file, e.g. service.png")
+    service.set_defaults(run=_service)
     plot = commands.add_parser("plot", help="draw the results of an earlier run")
     plot.add_argument("results", type=Path, help="what --out has written")
     plot.add_argument("picture", type=picture, help="e.g. tower.png")
@@ -134,10 +146,41 @@ def _scaling(arguments: argparse.Namespace) -> int:
     return 1 if results.lost else 0
 
 
+def _service(arguments: argparse.Namespace) -> int:
+    from encoder_pool.bench.service.run import Options, run
+    from encoder_pool.bench.service.table import WIDTH
+    from encoder_pool.bench.service.table import report as service_report
+
+    stop_on_signals()
+    options = Options(
+        file=arguments.file,
+        name=arguments.name,
+        sets=tuple(arguments.sets),
+        seconds=arguments.seconds,
+        clients=arguments.clients,
+        application=arguments.application,
+        soak=arguments.soak,
+        appends=arguments.append,
+        out=arguments.out,
+    )
+    try:
+        _require_matplotlib(arguments.plot)
+        results, wrong = run(options)
+    except ValueError as error:
+        return _refuse(error)
+    out = Console(width=max(Console().width, WIDTH))
+    for part in service_report(results):
+        out.print(part, markup=False, highlight=False)
+    _complain(wrong)
+    if arguments.plot is not None:
+        _draw_service(results, arguments.plot)
+    return 1 if wrong else 0
+
+
 def _plot(arguments: argparse.Namespace) -> int:
     try:
         _require_matplotlib(arguments.picture)
-        _draw(read(arguments.results), arguments.picture)
+        _draw_again(arguments.results, arguments.picture)
     except (ValueError, OSError) as error:
         return _refuse(error)
     return 0
@@ -149,11 +192,33 @@ def _print(parts: Iterable[RenderableType]) -> None:
         out.print(part, markup=False, highlight=False)
 
 
+def _draw_again(results: Path, picture: Path) -> None:
+    """The results of either benchmark. Raises ValueError for a file of neither."""
+    from encoder_pool.bench.service.results import read as read_service
+
+    try:
+        found = read(results)
+    except ValueError as error:
+        try:
+            service = read_service(results)
+        except ValueError:
+            raise ValueError(f"{results} holds no results of encoder-pool bench") from error
+        _draw_service(service, picture)
+    else:
+        _draw(found, picture)
+
+
 def _draw(results: Results, path: Path | None) -> None:
     if path is not None:
         from encoder_pool.bench.plot import draw
 
         draw(results, path)
+
+
+def _draw_service(results: ServiceResults, path: Path) -> None:
+    from encoder_pool.bench.service.plot import draw
+
+    draw(results, path)
 
 
 def _require_matplotlib(path: Path | None) -> None:

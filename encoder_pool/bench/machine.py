@@ -19,6 +19,7 @@ from encoder_pool.bench.results import Machine, Rates
 _PACKAGES = (
     "encoder-pool",
     "numpy",
+    "ray",
     "torch",
     "transformers",
     "triton",

@@ -1,8 +1,9 @@
 """Turns every failure of a request into the one error body, names the request, and counts it.
 
-`Edge` is the outermost layer of the application: it gives a request its id, adds the id to the reply,
-answers what the routes raise, and times it all. It is pure ASGI, because Starlette's BaseHTTPMiddleware
-hides disconnects. Cancellation passes through untouched. Messages never repeat what the caller sent.
+`Edge` is the outermost layer of the application: it notes when a request came, gives it its id, adds the id
+to the reply, answers what the routes raise, and times it all. It is pure ASGI, because Starlette's
+BaseHTTPMiddleware hides disconnects. Cancellation passes through untouched. Messages never repeat what the
+caller sent.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ class Edge:
             await self._app(scope, receive, send)
             return
         request_id = _request_id(Headers(scope=scope).get("x-request-id", ""))
-        scope.setdefault("state", {})["request_id"] = request_id
-        begun, status = time.perf_counter(), None
+        begun, status = time.monotonic(), None
+        scope.setdefault("state", {}).update(request_id=request_id, started_s=begun)
 
         async def named_send(message: Message) -> None:
             nonlocal status

@@ -75,7 +75,8 @@ ERROR_CODES: dict[type[PoolError], tuple[str, ...]] = {
 
 _HEADERS = {
     "x-request-id": "The request's id: the caller's own if it is sane, else a new one.",
-    "Server-Timing": "Milliseconds of `prepare`, `queue`, `encode` and `total`.",
+    "Server-Timing": "Milliseconds of `receive`, `parse`, `identify`, `prepare`, `queue`, `copy`, "
+    "`encode`, `resume` and `serialise`, one after the other, and of `total`, their sum.",
     "Retry-After": "Seconds after which to come again.",
     "retry-after-ms": "The same in milliseconds.",
     "x-should-retry": "`false` where the same request will fail again.",

@@ -34,8 +34,9 @@ from encoder_pool.http.schema import (
     ReadyReply,
     WorkerCount,
 )
-from encoder_pool.http.service import PoolService, Reservation, Timings
+from encoder_pool.http.service import PoolService, Reservation, Shared
 from encoder_pool.http.sharing import why_not_shared
+from encoder_pool.http.stopwatch import Stopwatch
 from encoder_pool.http.wire import (
     Answer,
     ChunkedResponse,
@@ -76,7 +77,7 @@ def _add_encode(app: FastAPI, service: PoolService) -> None:
         response_class=Response,
     )
     async def encode(request: Request) -> Response:
-        started = time.perf_counter()
+        watch = Stopwatch(request.state.started_s)
         deadline = deadline_of(request, service.config.queue)
         check_content_type(request.headers.get("content-type", ""))
         accept = request.headers.getlist("accept")
@@ -84,44 +85,44 @@ def _add_encode(app: FastAPI, service: PoolService) -> None:
         # What the body may prefer decides ties only: if nothing will do, nothing has to be read.
         negotiate(accept, prefers_json=False, why_not_shared=why_not)
         with service.admit() as reservation:
-            asked = await _receive(request, service, reservation, deadline)
+            asked = await _receive(request, service, reservation, deadline, watch)
             wanted = negotiate(accept, prefers_json=asked.encoding is not None, why_not_shared=why_not)
             encoded = await service.encode(asked.media, reservation, deadline.left_s(), wanted.sharing)
+            watch.lap_in_pool(encoded.timings)
         answer = Answer(request.state.request_id, service.config.model.name, encoded.embeddings)
-        headers = {"server-timing": _server_timing(encoded.timings, time.perf_counter() - started)}
         with service.meter.serialize_seconds.time():
             if encoded.shared is not None:
-                return Response(shared_document(answer, encoded.shared), 200, headers, SHARED_MEMORY)
+                return _shared_reply(answer, encoded.shared, watch)
             assert wanted.body is not None, "shared memory is refused by an error where nothing else will do"
-            return await _reply(answer, wanted.body, asked.encoding or "base64", headers)
+            return await _reply(answer, wanted.body, asked.encoding or "base64", watch)
 
 
 async def _receive(
-    request: Request, service: PoolService, reservation: Reservation, deadline: Deadline
+    request: Request, service: PoolService, reservation: Reservation, deadline: Deadline, watch: Stopwatch
 ) -> EncodeRequest:
     chunks = await read_body(request, service.config.limits, reservation, deadline)
+    watch.lap("receive")
     content_type = request.headers.get("content-type", "")
     asked = await asyncio.to_thread(parse, chunks, content_type, request.query_params, service)
+    watch.lap("parse")
     service.meter.media_bytes.labels(body_kind(content_type)).inc(sum(len(one.data) for one in asked.media))
     return asked
 
 
-async def _reply(answer: Answer, media_type: str, encoding: Encoding, headers: dict[str, str]) -> Response:
+def _shared_reply(answer: Answer, shared: Shared, watch: Stopwatch) -> Response:
+    document = shared_document(answer, shared)
+    watch.lap("serialise")
+    return Response(document, 200, {"server-timing": watch.header()}, SHARED_MEMORY)
+
+
+async def _reply(answer: Answer, media_type: str, encoding: Encoding, watch: Stopwatch) -> Response:
+    chunks: list[bytes | memoryview]
     if media_type == JSON:
-        document = await asyncio.to_thread(json_document, answer, encoding)
-        return ChunkedResponse([document], media_type, headers)
-    return ChunkedResponse(safetensors_chunks(answer), media_type, headers)
-
-
-def _server_timing(timings: Timings, total_s: float) -> str:
-    """https://www.w3.org/TR/server-timing; durations in milliseconds."""
-    stages = {
-        "prepare": timings.prepare_s,
-        "queue": timings.queue_s,
-        "encode": timings.encode_s,
-        "total": total_s,
-    }
-    return ", ".join(f"{name};dur={seconds * 1e3:.3f}" for name, seconds in stages.items())
+        chunks = [await asyncio.to_thread(json_document, answer, encoding)]
+    else:
+        chunks = safetensors_chunks(answer)
+    watch.lap("serialise")
+    return ChunkedResponse(chunks, media_type, {"server-timing": watch.header()})
 
 
 def _add_status(app: FastAPI, service: PoolService) -> None:

@@ -21,10 +21,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Where a request's time went, in seconds; the largest of its items where they differ."""
+    """Where a request's time in the pool went, in seconds: stages that follow each other.
 
+    Where items differ, from the queue on, they are those of the item that came back last.
+
+    identify_s  until all were looked up in the cache
+    prepare_s   until all were decoded and resized
+    queue_s     until a worker had the item
+    copy_s      into the ring and out of it
+    encode_s    at the worker, behind the pack in front of it; copies included for an item in pieces
+    """
+
+    identify_s: float = 0.0
     prepare_s: float = 0.0
     queue_s: float = 0.0
+    copy_s: float = 0.0
     encode_s: float = 0.0
 
 

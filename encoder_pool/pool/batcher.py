@@ -38,6 +38,7 @@ class Job:
     deadline   on the batcher's clock; it may be moved
     rows       (tokens, width), where the item's rows are to go; None for an array of their own
     is_retry   its pack failed: it runs alone, once
+    copy_s     seconds of the time with a worker in which bytes were copied into the ring and out of it
     """
 
     item: PreparedItem
@@ -48,6 +49,7 @@ class Job:
     queued_at: float = 0.0
     taken_at: float = 0.0
     ended_at: float = 0.0
+    copy_s: float = 0.0
 
     @property
     def is_taken(self) -> bool:
@@ -57,16 +59,6 @@ class Job:
     def has_expired(self, now: float) -> bool:
         """Whether its deadline has passed."""
         return self.deadline <= now
-
-    @property
-    def queue_s(self) -> float:
-        """Seconds from the queue's end to a worker."""
-        return self.taken_at - self.queued_at
-
-    @property
-    def encode_s(self) -> float:
-        """Seconds from there to the rows."""
-        return self.ended_at - self.taken_at
 
     def keep(self, rows: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
         """A copy of the item's rows, which lie in memory that is soon used again. Called in a thread."""

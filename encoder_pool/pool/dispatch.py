@@ -131,18 +131,22 @@ class Dispatcher:
             self.packs_in_flight -= 1
 
     async def _encode(self, slot: int, batch: Batch) -> None:
+        begun = self._clock()
         request = await self._copy(self._write, slot, batch)
+        written = self._clock()
         await self.worker.wait_ready()
         shard, ladder = self.worker.restarts, self.worker.report.ladder
         reply = await self.worker.run(request)
+        ran = self._clock()
         embeddings = await self._copy(self._read, slot, batch, reply)
         self.runs.note(shard, reply.counters)
         self.packs_agreed = reply.agreed
         self._count(batch, reply, None if batch.rung is None else ladder[batch.rung])
+        ended = self._clock()
         for job, embedding in zip(batch.jobs, embeddings, strict=True):
-            job.ended_at = self._clock()
-            self._meter.queue_seconds.observe(job.queue_s)
-            self._meter.encode_seconds.observe(job.encode_s)
+            job.ended_at, job.copy_s = ended, written - begun + ended - ran
+            self._meter.queue_seconds.observe(job.taken_at - job.queued_at)
+            self._meter.encode_seconds.observe(job.ended_at - job.taken_at)
             if isinstance(embedding, PoolError):
                 job.fail(embedding)
             else:

@@ -39,15 +39,16 @@ class Flight:
 
     waiters           requests, or places in one, that want it
     preparing         ends with the prepared item; None once that is in the queue
-    queue_s, encode_s as of its job; zero until it has ended
+    taken_at, ended_at, copy_s  as of its job; zero until it has ended
     """
 
     def __init__(self, key: bytes | None, preparing: asyncio.Future[PreparedItem]) -> None:
         self.key = key
         self.waiters = 0
         self.preparing: asyncio.Future[PreparedItem] | None = preparing
-        self.queue_s = 0.0
-        self.encode_s = 0.0
+        self.taken_at = 0.0
+        self.ended_at = 0.0
+        self.copy_s = 0.0
         self.tokens = 0
         self._deadline = -inf
         self._job: Job | Pieces | None = None
@@ -107,7 +108,8 @@ class Flight:
     def land(self) -> None:
         """It has ended: keep what a request asks of it, not the item's memory."""
         if self._job is not None:
-            self.queue_s, self.encode_s = self._job.queue_s, self._job.encode_s
+            job = self._job
+            self.taken_at, self.ended_at, self.copy_s = job.taken_at, job.ended_at, job.copy_s
         self._job = None
         if self._give_back is not None:
             self._give_back()

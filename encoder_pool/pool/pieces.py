@@ -61,7 +61,14 @@ class PieceJob(Job):
 
 
 class Pieces:
-    """One item in pieces; `future`, `deadline`, `queue_s` and `encode_s` are as those of a whole's job."""
+    """One item in pieces; `future` and `deadline` are as those of a whole's job, and so are its times.
+
+    taken_at  when a worker had the first piece
+    ended_at  when the rows of the last were there, what later pieces waited in the queue included
+    copy_s    zero: pieces are copied while others are encoded
+    """
+
+    copy_s = 0.0
 
     def __init__(
         self, item: PreparedItem, loads: Iterator[Load], rows: Rows, deadline: float, enter: Enter
@@ -76,8 +83,8 @@ class Pieces:
         self._rows_given = 0
         self._left_of_load: list[int] = []
         # Not the jobs: they hold the item's frames, and a circle would keep those until it is collected.
-        self._queued_at = self._taken_at = inf
-        self._ended_at = 0.0
+        self.taken_at = inf
+        self.ended_at = 0.0
 
     def enter_load(self) -> None:
         """Queue the next load, if there is one."""
@@ -97,20 +104,9 @@ class Pieces:
         if not any(self._left_of_load):
             self.future.set_result(replace(embedding, rows=self._rows, grid=self._item.grid))
 
-    @property
-    def queue_s(self) -> float:
-        """Seconds until a worker had the first piece."""
-        return self._taken_at - self._queued_at
-
-    @property
-    def encode_s(self) -> float:
-        """Seconds from there to the rows of the last, what later pieces waited in the queue included."""
-        return self._ended_at - self._taken_at
-
     def _note_times(self, job: Job) -> None:
-        self._queued_at = min(self._queued_at, job.queued_at)
-        self._taken_at = min(self._taken_at, job.taken_at)
-        self._ended_at = max(self._ended_at, job.ended_at)
+        self.taken_at = min(self.taken_at, job.taken_at)
+        self.ended_at = max(self.ended_at, job.ended_at)
 
     def _enter_piece(self, piece: PreparedItem) -> None:
         first, self._rows_given = self._rows_given, self._rows_given + piece.tokens

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, AsyncExitStack, contextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -184,6 +185,7 @@ class Pool:
         started = self._clock()
         keys = await self._identify(media)
         found = self._look_up(media, keys)
+        identified = self._clock()
         wanted = zip(map(Wanted, keys, media), found, strict=True)
         missed = [each for each, hit in wanted if hit is None]
         new = [one.media for one in missed]
@@ -200,9 +202,9 @@ class Pool:
                     free = [rows for rows, hit in zip(places.rows, found, strict=True) if hit is None]
                     self._launch(flights, new, free, reservation)
                 made = await self._land(flights, new, timeout)
-                timings = _timings(flights, prepared - started, self._clock() - prepared)
+                timings = _timings(flights, identified, prepared, self._clock())
                 embeddings = await self._gather(found, made, places)
-        return Encoded(embeddings, timings, places.shared)
+        return Encoded(embeddings, replace(timings, identify_s=identified - started), places.shared)
 
     @contextmanager
     def _entering(self, media: Sequence[Media], timeout: asyncio.Timeout) -> Iterator[None]:
@@ -323,8 +325,14 @@ def _result(future: asyncio.Future[T], media: Media) -> T:
         raise error.at(media.param) from error
 
 
-def _timings(flights: Sequence[Flight], prepare_s: float, waited_s: float) -> Timings:
-    """The longest times of a request's flights; a flight that it joined may be older than its waiting."""
-    encode_s = [min(flight.encode_s, waited_s) for flight in flights]
-    queue_s = [min(flight.queue_s, waited_s - own) for flight, own in zip(flights, encode_s, strict=True)]
-    return Timings(prepare_s, max(queue_s, default=0.0), max(encode_s, default=0.0))
+def _timings(flights: Sequence[Flight], begun: float, prepared: float, now: float) -> Timings:
+    """The times of the flight that ended last; one that the request joined may be older than its waiting."""
+    if not flights:
+        return Timings(prepare_s=prepared - begun)
+    last = max(flights, key=lambda flight: flight.ended_at)
+    taken = min(max(last.taken_at, prepared), now)
+    ended = min(max(last.ended_at, taken), now)
+    copy_s = min(last.copy_s, ended - taken)
+    return Timings(
+        prepare_s=prepared - begun, queue_s=taken - prepared, copy_s=copy_s, encode_s=ended - taken - copy_s
+    )

@@ -8,8 +8,13 @@ import pytest
 
 from encoder_pool.bench.cases import WORKLOADS
 from encoder_pool.bench.results import CaseResult, read
+from encoder_pool.bench.service.results import SetResult
+from encoder_pool.bench.service.results import read as read_service
+from encoder_pool.bench.service.table import number
 
 ROOT = Path(__file__).parents[2]
+SERVICES = sorted((ROOT / "docs" / "benchmarks").glob("*-service.json"))
+SETS = [(path.stem, name, found) for path in SERVICES for name, found in read_service(path).sets.items()]
 RESULTS = read(ROOT / "docs" / "benchmarks" / "h200-tower.json")
 NAMES = {"qwen2_5": "Qwen2.5-VL-7B", "qwen3": "Qwen3-VL-8B"}
 
@@ -32,3 +37,21 @@ def test_the_readme_has_the_committed_numbers(case: CaseResult) -> None:
     times = [milliseconds(ms) for ms in (case.stock_ms, case.seed_ms, case.ours_ms)]
     row = [f"{NAMES[case.tower]} {case.case}", *times, f"{case.share:.0%}", milliseconds(case.fp8.ms)]
     assert f"| {' | '.join(row)} |" in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize(("file", "name", "found"), SETS, ids=[f"{file}-{name}" for file, name, _ in SETS])
+def test_the_readme_has_the_committed_numbers_of_the_service(file: str, name: str, found: SetResult) -> None:
+    at_70 = [found.p50_at_70_ms, found.p99_at_70_ms]
+    shares = [f"{found.ratio:.0%}", f"{found.grouped_ratio:.0%}"]
+    lone = [found.lone_ms, found.replay_ms]
+    row = [name, number(found.tower_items_s), number(found.service_items_s), *shares]
+    row += [*map(number, at_70), f"{found.mean_batch_at_70:.1f}", *map(number, lone), found.limit]
+    assert f"| {' | '.join(row)} |" in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize(("file", "name", "found"), SETS, ids=[f"{file}-{name}" for file, name, _ in SETS])
+def test_committed_loads_came_through_the_tower_and_failed_nowhere(
+    file: str, name: str, found: SetResult
+) -> None:
+    assert found.stages_off_ms < 1
+    assert [(load.cached, load.errors) for load in found.loads] == [(0, 0)] * len(found.loads)

@@ -135,7 +135,8 @@ class FakePool:
         embeddings = [embedding_of(one, dtype) for one in media]
         shapes = [(len(each.rows), WIDTH) for each in embeddings]
         async with places_for(self.leases, sharing, shapes, dtype.storage) as places:
-            return Encoded(await places.fill(embeddings), Timings(0.001, 0.002, 0.003), places.shared)
+            timings = Timings(0.001, 0.002, 0.003, 0.004, 0.005)
+            return Encoded(await places.fill(embeddings), timings, places.shared)
 
     @property
     def readiness(self) -> Readiness:

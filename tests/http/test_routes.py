@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 
 import httpx
 import numpy as np
@@ -73,9 +74,32 @@ def test_a_bare_video_is_one_item_over_a_real_socket() -> None:
 async def test_the_reply_tells_where_the_time_went() -> None:
     async with client_of(FakePool()) as http:
         reply = await http.post("/v1/encode", json=json_request(image_part(png())))
-    timing = reply.headers["server-timing"]
-    assert timing.startswith("prepare;dur=1.000, queue;dur=2.000, encode;dur=3.000, total;dur=")
-    assert float(timing.rpartition("=")[2]) > 0
+    stages = timing_of(reply)
+    in_pool = {"identify": 1.0, "prepare": 2.0, "queue": 3.0, "copy": 4.0, "encode": 5.0}
+    assert {name: stages[name] for name in in_pool} == in_pool
+    assert list(stages) == ["receive", "parse", *in_pool, "resume", "serialise", "total"]
+
+
+@pytest.mark.parametrize("accept", ["application/vnd.safetensors", "application/json"])
+async def test_the_stages_of_a_request_add_up_to_its_total(accept: str) -> None:
+    pool = FakePool()
+    pool.delay_s = 0.03
+    began = time.monotonic()
+    async with client_of(pool) as http:
+        reply = await http.post(
+            "/v1/encode", json=json_request(image_part(png())), headers={"accept": accept}
+        )
+    waited_ms = (time.monotonic() - began) * 1e3
+    *stages, total = timing_of(reply).values()
+    assert sum(stages) == pytest.approx(total, abs=0.001 * len(stages))
+    assert min(stages) >= 0
+    assert 30 <= total < waited_ms
+
+
+def timing_of(reply: httpx.Response) -> dict[str, float]:
+    """Milliseconds by stage."""
+    parts = [part.partition(";dur=") for part in reply.headers["server-timing"].split(", ")]
+    return {name: float(ms) for name, _, ms in parts}
 
 
 async def test_the_body_is_reserved_as_it_was_sent() -> None:

@@ -1,0 +1,65 @@
+"""What of a file is served, and what is read of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from encoder_pool.bench.service.counted import Counted
+from encoder_pool.bench.service.load import Target
+from encoder_pool.bench.service.served import as_measured, only, target_of
+from encoder_pool.launch.file import read_service_file
+from tests.launch.toy_service import toy_document, toy_entry, write
+
+DEMO = read_service_file(Path(__file__).parents[3] / "serve_configs" / "demo.yaml")
+
+
+def test_one_application_is_served_without_cache_and_scaling_and_is_the_files_own_in_all_else(
+    tmp_path: Path,
+) -> None:
+    scaling = {"min_replicas": 2, "max_replicas": 5, "target_drain_s": 3.0}
+    queue = {"max_tokens": 1234}
+    given = tmp_path / "given"
+    given.mkdir()
+    entries = [
+        toy_entry(tmp_path, "first"),
+        toy_entry(tmp_path, "second", scaling=scaling, queue=queue, cache={"max_bytes": 5}),
+    ]
+    service = read_service_file(write(given, toy_document(tmp_path, *entries, host="0.0.0.0", port=8000)))
+    measured = as_measured(service, "second", 1234, tmp_path)
+    config = only(measured).config
+    assert config.cache.max_bytes == 0
+    assert (config.scaling.min_replicas, config.scaling.max_replicas) == (1, 1)
+    kept = {"cache", "scaling"}
+    theirs = service.applications[1].config.model_dump(exclude=kept)
+    assert config.model_dump(exclude=kept) == theirs
+    assert config.scaling.target_drain_s == 3.0
+    assert target_of(measured) == Target("127.0.0.1", 1234, "/second", "toy")
+    assert only(as_measured(service, None, 1234, tmp_path)).name == "first"
+
+
+def test_an_application_that_is_not_there_or_takes_no_images_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="has no application 'video'; it has image, audio"):
+        as_measured(DEMO, "video", 1, tmp_path)
+    with pytest.raises(ValueError, match=r"application 'audio' of .*demo\.yaml takes no images"):
+        as_measured(DEMO, "audio", 1, tmp_path)
+
+
+def info(packs: int, shard: object) -> dict[str, object]:
+    counters = {"packs": packs, "items_packed": 3 * packs, "tokens": 30 * packs, "items_cached": 0}
+    return {"counters": {**counters, "shard": shard}}
+
+
+def test_counters_are_what_came_between_two_looks() -> None:
+    def tally(times: int) -> dict[str, int]:
+        return {"runs": times, "items": 3 * times, "rows_asked": 90 * times, "rows_run": 100 * times}
+
+    before = Counted.of(info(0, None))
+    between = Counted.of(info(2, {"replays": {"4": tally(1), "8": tally(0)}, "eager": {"cheaper": tally(1)}}))
+    after = Counted.of(info(5, {"replays": {"4": tally(4), "8": tally(0)}, "eager": {"cheaper": tally(1)}}))
+    assert between.since(before) == between
+    came = after.since(between)
+    assert (came.packs, came.items, came.rows_asked, came.rows_run) == (3, 9, 270, 300)
+    assert (came.mean_batch, came.padding, came.tokens_an_item) == pytest.approx((3.0, 0.1, 10.0))
+    assert (before.mean_batch, before.padding, before.tokens_an_item) == (0, 0, 0)
