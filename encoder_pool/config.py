@@ -165,6 +165,9 @@ class LimitsConfig(Section):
     max_video_pixels: Positive = Field(
         20_000_000_000, description="Width times height times frames of a video: the work of decoding it."
     )
+    max_decode_seconds: Seconds = Field(
+        60.0, description="CPU time that decoding an audio clip or a video may take."
+    )
     max_prepared_bytes: Positive = Field(
         256 * MIB, description="Bytes of an image's or video's frames, as sampled and resized for the tower."
     )

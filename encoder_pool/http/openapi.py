@@ -51,6 +51,7 @@ ERROR_CODES: dict[type[PoolError], tuple[str, ...]] = {
         "media_too_large",
         "audio_too_long",
         "video_too_long",
+        "too_much_work",
         "item_too_large",
         "request_too_large",
     ),
