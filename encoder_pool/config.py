@@ -8,6 +8,7 @@ Knows nothing of torch or Ray.
 from __future__ import annotations
 
 import difflib
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -175,6 +176,26 @@ class LimitsConfig(Section):
     min_audio_seconds: Seconds = Field(0.05, description="Shortest audio clip.")
 
 
+class AuthConfig(Section):
+    """Who may call. Keys never stand here: replicas read them where they run, when they start."""
+
+    keys_env: str | None = Field(
+        None,
+        min_length=1,
+        description="Environment variable of the replicas that holds the keys callers may bring as "
+        "`Authorization: Bearer KEY`, separated by commas. Unset, as keys_file: no key is needed.",
+    )
+    keys_file: Path | None = Field(
+        None, description="File on the replicas' hosts that holds them instead, separated by commas or lines."
+    )
+
+    @model_validator(mode="after")
+    def _one_place(self) -> AuthConfig:
+        if self.keys_env is not None and self.keys_file is not None:
+            raise ValueError("auth takes either 'keys_env' or 'keys_file', not both")
+        return self
+
+
 class CacheConfig(Section):
     """Embeddings that a replica remembers, so that an item it has seen is not decoded and encoded again.
 
@@ -251,6 +272,7 @@ class PoolConfig(Section):
     ladder: LadderConfig
     queue: QueueConfig = QueueConfig()
     limits: LimitsConfig = LimitsConfig()
+    auth: AuthConfig = AuthConfig()
     cache: CacheConfig = CacheConfig()
     shard: ShardConfig = ShardConfig()
     replica: ReplicaConfig = ReplicaConfig()
