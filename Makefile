@@ -7,13 +7,14 @@ VENV ?= .venv
 TORCH_INDEX ?=
 PORT ?= 8000
 CONFIG ?= serve_configs/demo.yaml
+SECONDS ?= 3600
 
 PIP = $(VENV)/bin/pip --disable-pip-version-check install --constraint constraints.txt
 INDEX = $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 RUN = $(VENV)/bin/
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-gpu lint format typecheck weights clean
+.PHONY: help demo serve test test-gpu fuzz lint format typecheck weights clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -30,6 +31,9 @@ test: $(VENV)/.dev  ## run all tests, with real weights, real Ray Serve and real
 test-gpu:  ## run the tests that need a GPU, and those that need no service, with PYTHON's own packages
 	$(PYTHON) -B -m pytest -p no:cacheprovider -m "gpu or not service"
 
+fuzz: $(VENV)/.fuzz  ## fuzz parser, decoders and the whole application for SECONDS, and write docs/fuzz.json
+	$(RUN)python -m tests.fuzz $(SECONDS) docs/fuzz.json
+
 lint: $(VENV)/.dev  ## check style
 	$(RUN)ruff check
 	$(RUN)ruff format --check
@@ -45,7 +49,7 @@ weights: $(VENV)/.demo  ## bring the built-in weights into the cache
 	$(RUN)encoder-pool weights
 
 clean:  ## remove the environment and caches
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis demo.png
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .fuzz demo.png
 
 $(VENV)/bin/pip:
 	@echo "making $(VENV) with $$($(PYTHON) --version)"
@@ -62,4 +66,9 @@ $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/pip
 $(VENV)/.dev: $(VENV)/.demo
 	@echo "installing what the tests need"
 	$(PIP) --editable '.[demo,dev]'
+	@touch $@
+
+$(VENV)/.fuzz: $(VENV)/.dev
+	@echo "installing the fuzzer"
+	$(PIP) --editable '.[demo,dev,fuzz]'
 	@touch $@
