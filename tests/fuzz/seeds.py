@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
+from encoder_pool.core import Modality
 from tests.fuzz.targets import HEAD
 from tests.http.samples import audio_part, image_part, json_request
 from tests.media.clips import film, gray_frames
 from tests.media.test_fuzz import IMAGES, SOUNDS
-from tests.odd_media import Modality, data_uri, picture, refused, unusual
+from tests.odd_media import data_uri, picture, refused, unusual
 
 FILMS = {
     "h264": ("mp4", "libx264"),
@@ -68,12 +69,9 @@ def _bodies() -> Iterator[bytes]:
 
 def form(*files: bytes) -> bytes:
     """A multipart body with the boundary `x`."""
-    parts = [b'--x\r\ncontent-disposition: form-data; name="model"\r\n\r\nfake\r\n']
-    for data in files:
-        parts.append(
-            b'--x\r\ncontent-disposition: form-data; name="files"; filename="f"\r\n\r\n' + data + b"\r\n"
-        )
-    return b"".join(parts) + b"--x--\r\n"
+    head = b"--x\r\ncontent-disposition: form-data; name="
+    parts = [b'"model"\r\n\r\nfake', *(b'"files"; filename="f"\r\n\r\n' + data for data in files)]
+    return b"".join(head + part + b"\r\n" for part in parts) + b"--x--\r\n"
 
 
 _SEEDS = {

@@ -15,10 +15,8 @@ from __future__ import annotations
 import asyncio
 import struct
 import zlib
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
-import numpy as np
 from starlette.types import Message, Scope
 
 from encoder_pool.auth import Keys
@@ -27,12 +25,9 @@ from encoder_pool.core import Media, Modality
 from encoder_pool.errors import PoolError
 from encoder_pool.http.parse import check_content_type, parse
 from encoder_pool.http.routes import build_app
-from encoder_pool.http.service import Encoded
-from encoder_pool.media.audio import decode_audio
-from encoder_pool.media.image import decode_image
 from encoder_pool.media.source import decode_base64, decode_data_uri
-from encoder_pool.media.video import Clip, Selection, decode_video
-from tests.http.fake_pool import FakePool, fake_config
+from tests.http.decoding_pool import DecodingPool, decode
+from tests.http.fake_pool import fake_config
 
 LIMITS = LimitsConfig(
     max_body_bytes=1 << 20,
@@ -62,40 +57,8 @@ HEAD = 8
 KEY = "fuzz"
 
 
-class DecodingPool(FakePool):
-    """A pool that decodes what it is given, and makes up the embeddings."""
-
-    def __init__(self) -> None:
-        super().__init__(fake_config(LIMITS, QueueConfig(deadline_s=600)))
-        self.modalities = frozenset(Modality)
-
-    async def encode(self, media: Sequence[Media], reservation: Any, deadline_s: float) -> Encoded:
-        self.calls.clear()
-        for one in media:
-            await asyncio.to_thread(decode, one)
-        return await super().encode(media, reservation, deadline_s)
-
-
-POOL = DecodingPool()
+POOL = DecodingPool(fake_config(LIMITS, QueueConfig(deadline_s=600)))
 APPS = (build_app(POOL), build_app(POOL, keys=Keys([KEY])))
-
-
-def decode(media: Media) -> None:
-    """Decode an item as it says it is. Raises PoolError."""
-    if media.modality is Modality.IMAGE:
-        pixels, _ = decode_image(media, LIMITS)
-        assert pixels.shape[0] * pixels.shape[1] <= LIMITS.max_image_pixels
-    elif media.modality is Modality.AUDIO:
-        samples, _ = decode_audio(media, LIMITS, 16_000)
-        assert np.abs(samples).max() <= 1
-        assert samples.size <= LIMITS.max_audio_seconds * 16_000 + 16_000
-    else:
-        frames, _ = decode_video(media, LIMITS, _every_frame)
-        assert 0 < len(frames) <= LIMITS.max_video_frames
-
-
-def _every_frame(clip: Clip) -> Selection:
-    return Selection(np.arange(clip.frames), (*clip.size, 3), lambda pixels: pixels)
 
 
 def fuzz_parser(data: bytes) -> None:
@@ -168,7 +131,7 @@ def decoder_target(modality: Modality) -> Callable[[bytes], None]:
 
     def fuzz_decoder(data: bytes) -> None:
         for variant in {data, mended(data)}:
-            expect_4xx(lambda variant=variant: decode(Media(modality, variant, "p")))  # type: ignore[misc]
+            expect_4xx(lambda variant=variant: decode(Media(modality, variant, "p"), LIMITS))  # type: ignore[misc]
 
     return fuzz_decoder
 
