@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -9,6 +10,7 @@ import pytest
 
 from encoder_pool import AsyncEncoderClient, EncoderClient
 from encoder_pool.auth import Keys
+from encoder_pool.cli import main
 from encoder_pool.client import UnauthorizedError
 from encoder_pool.http.routes import build_app
 from tests.http.fake_pool import FakePool
@@ -149,6 +151,22 @@ async def test_the_clients_bring_the_key_they_are_given_or_the_environments(
         assert client.info()["model"] == "fake"
     with EncoderClient(guarded, api_key="another") as client, pytest.raises(UnauthorizedError):
         client.info()
+
+
+def test_the_command_line_takes_a_key(
+    guarded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("ENCODER_POOL_API_KEY", raising=False)
+    media = tmp_path / "a.png"
+    media.write_bytes(png())
+    command = ["encode", str(media), "--url", guarded]
+    assert main(command) == 1
+    assert "missing_api_key" in capsys.readouterr().err
+    assert main([*command, "--api-key", KEY]) == 0
+    assert main([*command, "--api-key", f"not-{KEY}"]) == 1
+    monkeypatch.setenv("ENCODER_POOL_API_KEY", KEY)
+    assert main(command) == 0
+    assert KEY not in "".join(capsys.readouterr())
 
 
 def test_a_client_without_a_key_is_told_so_and_does_not_come_again(
