@@ -40,4 +40,4 @@ class KeyGuard:
 
 def _route_path(scope: Scope) -> str:
     path: str = scope["path"]
-    return path.removeprefix(scope.get("root_path", ""))
+    return path.removeprefix(scope.get("root_path", "").rstrip("/"))

@@ -39,8 +39,13 @@ def check_packet(packet: Packet[Any], codec: str, extradata: bytes | None) -> No
         raise UndecodableMedia("a packet of the file holds more than one frame may need")
 
 
-def _within(most_bytes: int) -> Callable[[bytes, bytes], bool]:
-    return lambda data, extradata: len(data) <= most_bytes
+def _is_one_aac_frame(data: bytes, extradata: bytes) -> bool:
+    return len(data) <= _MAX_AAC_BYTES
+
+
+def _is_one_mp3_frame(data: bytes, extradata: bytes) -> bool:
+    """Or none: tags and zeros after the sound come as packets of any size, and end the decoding."""
+    return len(data) <= _MAX_MP3_BYTES or not data.lstrip(b"\0").startswith(b"\xff")
 
 
 def _is_one_flac_frame(data: bytes, extradata: bytes) -> bool:
@@ -99,9 +104,9 @@ def _av1_units(data: bytes) -> Iterator[int]:
 
 
 _CHECKS: dict[str, Callable[[bytes, bytes], bool]] = {
-    "aac": _within(_MAX_AAC_BYTES),
-    "mp3": _within(_MAX_MP3_BYTES),
-    "mp3float": _within(_MAX_MP3_BYTES),
+    "aac": _is_one_aac_frame,
+    "mp3": _is_one_mp3_frame,
+    "mp3float": _is_one_mp3_frame,
     "flac": _is_one_flac_frame,
     "h264": _has_few_h264_units,
     "hevc": _has_few_hevc_units,

@@ -40,9 +40,10 @@ def client_of(pool: FakePool, root_path: str = "") -> httpx.AsyncClient:
 
 
 @pytest.mark.parametrize("path", OPEN)
-@pytest.mark.parametrize("prefix", ["", "/image"])
+@pytest.mark.parametrize("prefix", ["", "/", "/image"])
 async def test_load_balancers_need_no_key(path: str, prefix: str) -> None:
     async with client_of(FakePool(), prefix) as http:
+        prefix = prefix.rstrip("/")
         assert (await http.get(prefix + path)).status_code == 200
 
 

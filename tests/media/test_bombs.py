@@ -237,6 +237,16 @@ def is_taken(data: bytes, codec: str, extradata: bytes | None = None) -> bool:
     return True
 
 
+def test_mp3_is_one_frame_or_none() -> None:
+    frame = b"\xff\xfb\x90\x00" + b"\0" * 413
+    assert is_taken(frame, "mp3float")
+    assert is_taken(b"la la " * 5000, "mp3float")
+    assert is_taken(b"\0" * 5000, "mp3float")
+    for start in (b"", b"\0" * 100):
+        assert not is_taken(start + frame * 10, "mp3float")
+        assert not is_taken(start + frame * 10, "mp3")
+
+
 def test_units_are_counted_by_start_codes_and_by_lengths() -> None:
     avcc, hvcc = b"\x01\x64\x00\x1f\xff", b"\x01" + b"\0" * 20 + b"\x03"
     for codec, extradata in (("h264", avcc), ("hevc", hvcc)):
