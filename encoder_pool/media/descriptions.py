@@ -23,14 +23,14 @@ _FLAC_HEADER = 4 + 4 + 34
 
 _OGG_PAGE = 27
 _OGG_CHECKSUM = slice(22, 26)
-_OGG_BEGINS = 2
-# A stream's first packet, and how the packet with its comments begins.
+_OGG_CONTINUES, _OGG_BEGINS = 1, 2
+# How a stream begins, and what FFmpeg takes for a packet of comments in it: it does not look at more.
 _OGG_STREAMS = {
-    b"\x01vorbis": b"\x03vorbis",
-    b"OpusHead": b"OpusTags",
-    b"\x7fFLAC": b"\x84",
-    b"\x80theora": b"\x81theora",
-    b"fishead\0": b"fishead\0",
+    b"\x01vorbis": (b"\x03",),
+    b"OpusHead": (b"OpusTags",),
+    b"\x7fFLAC": (b"\x04", b"\x84"),
+    b"\x80theora": (b"\x81",),
+    b"fishead\0": (),
 }
 _MIRRORED = bytes(int(f"{octet:08b}"[::-1], 2) for octet in range(256))
 
@@ -103,7 +103,7 @@ def _ogg_comments(data: bytes) -> Iterator[bytes]:
     What lies between damaged pages could be read as pages too, so there may be none: then FFmpeg and this
     function see the same packets.
     """
-    begins: dict[bytes, bytes] = {}
+    begins: dict[bytes, tuple[bytes, ...]] = {}
     is_open: dict[bytes, bool] = {}
     at = 0
     while data.startswith(b"OggS", at):
@@ -113,6 +113,8 @@ def _ogg_comments(data: bytes) -> Iterator[bytes]:
         if _ogg_checksum(data[at:end]) != data[at : at + _OGG_PAGE][_OGG_CHECKSUM]:
             raise UndecodableMedia("the ogg has a damaged page")
         if data[at + 5] & _OGG_BEGINS or serial not in begins:
+            if data[at + 5] & _OGG_CONTINUES:
+                raise UndecodableMedia("the ogg has a stream that does not begin with a packet of its own")
             begins[serial] = _comments_of(data[body:end])
         start = body
         for packet_end, is_whole in _packets(table, body):
@@ -135,7 +137,7 @@ def _packets(table: bytes, start: int) -> Iterator[tuple[int, bool]]:
         yield start, False
 
 
-def _comments_of(packet: bytes) -> bytes:
+def _comments_of(packet: bytes) -> tuple[bytes, ...]:
     for first, comments in _OGG_STREAMS.items():
         if packet.startswith(first):
             return comments

@@ -21,6 +21,7 @@ _MAX_UNITS = 1024
 # A temporal unit shows one frame, and carries the few hidden ones that it needs.
 _MAX_AV1_FRAMES = 16
 _AV1_FRAME_HEADER, _AV1_FRAME = 3, 6
+_START_CODES = (b"\0\0\1", b"\0\0\0\1")
 # AAC has 768 bytes a channel at most, in 8 channels; MP3's largest frame has 1441.
 _MAX_AAC_BYTES = 8192
 _MAX_MP3_BYTES = 4096
@@ -67,7 +68,8 @@ def _has_few_hevc_units(data: bytes, extradata: bytes) -> bool:
 def _has_few_units(data: bytes, extradata: bytes, length_at: int) -> bool:
     """NAL units by start codes, and by the lengths before them where the container says there are any."""
     units = data.count(b"\0\0\1")
-    size = (extradata[length_at] & 3) + 1 if len(extradata) > length_at else 0
+    has_lengths = len(extradata) > length_at and not extradata.startswith(_START_CODES)
+    size = (extradata[length_at] & 3) + 1 if has_lengths else 0
     at = 0
     while size and at < len(data) and units <= _MAX_UNITS:
         at += size + int.from_bytes(data[at : at + size], "big")

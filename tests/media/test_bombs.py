@@ -7,9 +7,11 @@ decoders' limit on CPU time does, or the refusal shows that the work was not beg
 from __future__ import annotations
 
 import io
+import re
 import struct
 import zlib
 from collections.abc import Callable
+from itertools import pairwise
 
 import av
 import numpy as np
@@ -102,6 +104,36 @@ def test_an_ogg_with_a_damaged_page_or_something_between_pages_is_refused() -> N
     broken = whole[: second + 40] + bytes([whole[second + 40] ^ 1]) + whole[second + 41 :]
     assert "damaged page" in refused_audio(broken).message
     assert "between its pages" in refused_audio(whole[:second] + b"junk" + whole[second:]).message
+
+
+def with_checksums(ogg: bytes) -> bytes:
+    """The file with every page's checksum (RFC 3533 section 6) set right, bit by bit."""
+    out = bytearray(ogg)
+    starts = [found.start() for found in re.finditer(b"OggS", ogg)]
+    for start, end in pairwise([*starts, len(ogg)]):
+        out[start + 22 : start + 26] = bytes(4)
+        crc = 0
+        for octet in out[start:end]:
+            crc ^= octet << 24
+            for _ in range(8):
+                crc = (crc << 1 ^ (0x104C11DB7 if crc >> 31 else 0)) & 0xFFFFFFFF
+        struct.pack_into("<I", out, start + 22, crc)
+    return bytes(out)
+
+
+def test_comments_are_those_that_ffmpeg_takes_for_such() -> None:
+    """It looks at the first byte only, and skips what a page says to continue."""
+    vorbis = tagged("ogg", "vorbis", 1100, strict="-2")
+    assert with_checksums(vorbis) == vorbis
+    assert "more than 1000" in refused_audio(with_checksums(vorbis.replace(b"\3vorbis", b"\3xxxxxx"))).message
+    flac = tagged("ogg", "flac", 1100)
+    second = flac.index(b"OggS", 10)
+    comments_at = second + 27 + flac[second + 26]
+    assert flac[comments_at] & 0x7F == FLAC_TAG
+    other = flac[:comments_at] + bytes([flac[comments_at] ^ 0x80]) + flac[comments_at + 1 :]
+    assert "more than 1000" in refused_audio(with_checksums(other)).message
+    continuing = vorbis[:5] + bytes([vorbis[5] | 1]) + vorbis[6:]
+    assert "does not begin" in refused_audio(with_checksums(continuing)).message
 
 
 def test_an_ogg_of_another_stream_is_refused() -> None:
@@ -255,6 +287,7 @@ def test_units_are_counted_by_start_codes_and_by_lengths() -> None:
     assert is_taken(b"\0\0\1\x65\xaa" * 1000, "h264")
     assert not is_taken(b"\0\0\1\x65\xaa" * 1100, "h264")
     assert not is_taken(b"\x02\x65\xaa" * 1100, "h264", b"\x01\x64\x00\x1f\xfc")
+    assert is_taken(b"\0\0\1\x65" + b"\x02" * 9000, "h264", b"\0\0\0\1\xfc")
 
 
 def test_frames_of_av1_are_counted_with_and_without_tile_groups() -> None:
