@@ -8,13 +8,14 @@ TORCH_INDEX ?=
 PORT ?= 8000
 CONFIG ?= serve_configs/demo.yaml
 SOAK_S ?= 600
+FUZZ_S ?= 3600
 
 PIP = $(VENV)/bin/pip --disable-pip-version-check install --constraint constraints.txt
 INDEX = $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 RUN = $(VENV)/bin/
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-cluster test-gpu faults soak lint format typecheck weights clean
+.PHONY: help demo serve test test-cluster test-gpu faults soak fuzz lint format typecheck weights clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -40,6 +41,9 @@ faults: $(VENV)/.dev  ## break a running service in every way the tests know, an
 soak: $(VENV)/.dev  ## mixed traffic and random kills on CONFIG for SOAK_S, and what became of every request
 	$(RUN)python -m tests.soak $(CONFIG) --seconds $(SOAK_S) --out soak.json --plot soak.png
 
+fuzz: $(VENV)/.fuzz  ## fuzz parser, decoders and the whole application for FUZZ_S, and write docs/fuzz.json
+	$(RUN)python -m tests.fuzz $(FUZZ_S) docs/fuzz.json
+
 lint: $(VENV)/.dev  ## check style
 	$(RUN)ruff check
 	$(RUN)ruff format --check
@@ -55,7 +59,7 @@ weights: $(VENV)/.demo  ## bring the built-in weights into the cache
 	$(RUN)encoder-pool weights
 
 clean:  ## remove the environment and caches
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis demo.png soak.json soak.png
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .fuzz demo.png soak.json soak.png
 
 $(VENV)/bin/pip:
 	@echo "making $(VENV) with $$($(PYTHON) --version)"
@@ -72,4 +76,9 @@ $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/pip
 $(VENV)/.dev: $(VENV)/.demo
 	@echo "installing what the tests need"
 	$(PIP) --editable '.[demo,dev]'
+	@touch $@
+
+$(VENV)/.fuzz: $(VENV)/.dev
+	@echo "installing the fuzzer"
+	$(PIP) --editable '.[demo,dev,fuzz]'
 	@touch $@

@@ -7,6 +7,7 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any
 
+from encoder_pool.auth import load_keys
 from encoder_pool.config import PoolConfig, ScalingConfig
 from encoder_pool.pool.sizing import size_pool
 from encoder_pool.towers.adapter import adapter_class
@@ -23,6 +24,7 @@ REQUEST_SLACK = 64
 
 def build_app(args: PoolConfig) -> "Application":
     """One model's application. Raises ValueError, naming the key, if the configuration cannot work."""
+    load_keys(args.auth)
     from encoder_pool.pool.deployment import deployment
 
     size_pool(args, adapter_class(args.model.adapter)(ensure(args.model.checkpoint)))

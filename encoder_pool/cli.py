@@ -75,6 +75,11 @@ def _parser() -> argparse.ArgumentParser:
         "--url", required=True, type=_url, help="base URL of a model, e.g. http://127.0.0.1:8000/image"
     )
     encode.add_argument("--out", type=_target, help="write the embeddings to this safetensors file")
+    encode.add_argument(
+        "--api-key",
+        metavar="KEY",
+        help="key of a service that needs one; better in ENCODER_POOL_API_KEY, where ps does not show it",
+    )
     encode.set_defaults(run=_encode)
 
     demo = commands.add_parser("demo", help="serve the default models, encode real media, draw, stop")
@@ -176,7 +181,7 @@ def _config(arguments: argparse.Namespace) -> int:
 def _encode(arguments: argparse.Namespace) -> int:
     from encoder_pool.client.command import encode_files
 
-    return encode_files(arguments.url, arguments.media, arguments.out, out)
+    return encode_files(arguments.url, arguments.media, arguments.out, out, arguments.api_key)
 
 
 def _weights(arguments: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ Knows nothing of torch or Ray.
 from __future__ import annotations
 
 import difflib
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -196,11 +197,34 @@ class LimitsConfig(Section):
     max_video_pixels: Positive = Field(
         20_000_000_000, description="Width times height times frames of a video: the work of decoding it."
     )
+    max_decode_seconds: Seconds = Field(
+        60.0, description="CPU time that decoding an audio clip or a video may take."
+    )
     max_prepared_bytes: Positive = Field(
         256 * MIB, description="Bytes of an image's or video's frames, as sampled and resized for the tower."
     )
     max_body_seconds: Seconds = Field(30.0, description="Time a caller may take to send a body.")
     min_audio_seconds: Seconds = Field(0.05, description="Shortest audio clip.")
+
+
+class AuthConfig(Section):
+    """Who may call. Keys never stand here: replicas read them where they run, when they start."""
+
+    keys_env: str | None = Field(
+        None,
+        min_length=1,
+        description="Environment variable of the replicas that holds the keys callers may bring as "
+        "`Authorization: Bearer KEY`, separated by commas. Unset, as keys_file: no key is needed.",
+    )
+    keys_file: Path | None = Field(
+        None, description="File on the replicas' hosts that holds them instead, separated by commas or lines."
+    )
+
+    @model_validator(mode="after")
+    def _one_place(self) -> AuthConfig:
+        if self.keys_env is not None and self.keys_file is not None:
+            raise ValueError("auth takes either 'keys_env' or 'keys_file', not both")
+        return self
 
 
 class CacheConfig(Section):
@@ -309,6 +333,7 @@ class PoolConfig(Section):
     ladder: LadderConfig = LadderConfig()
     queue: QueueConfig = QueueConfig()
     limits: LimitsConfig = LimitsConfig()
+    auth: AuthConfig = AuthConfig()
     cache: CacheConfig = CacheConfig()
     delivery: DeliveryConfig = DeliveryConfig()
     shard: ShardConfig = ShardConfig()

@@ -2,6 +2,7 @@
 
 PoolError
     InvalidRequest        400  malformed JSON, content part, data URI or multipart body
+    Unauthorized          401  no key, or none of this service's
     NotFound              404  unknown path or model
     MethodNotAllowed      405
     NotAcceptable         406  no representation in Accept can be produced
@@ -70,6 +71,12 @@ class InvalidRequest(PoolError):
     """The request itself is malformed."""
 
     status, type, default_code = 400, "invalid_request_error", "invalid_request"
+
+
+class Unauthorized(PoolError):
+    """The request has no key, or none of this service's."""
+
+    status, type, default_code = 401, "authentication_error", "invalid_api_key"
 
 
 class NotFound(PoolError):

@@ -10,6 +10,7 @@ import base64
 import io
 import struct
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -139,11 +140,19 @@ def speechlike(seconds: float, rate: int = 16_000) -> npt.NDArray[np.int16]:
     return rng.integers(-32768, 32768, int(seconds * rate)).astype(np.int16)
 
 
-def sound(container: str, codec: str, rate: int, samples: npt.NDArray[np.float32], **options: str) -> bytes:
+def sound(
+    container: str,
+    codec: str,
+    rate: int,
+    samples: npt.NDArray[np.float32],
+    tags: Mapping[str, str] | None = None,
+    **options: str,
+) -> bytes:
     """(channels, samples) float32 as a file of FFmpeg's container and codec names."""
     layout = "mono" if samples.shape[0] == 1 else "stereo"
     file = io.BytesIO()
     with av.open(file, "w", format=container) as output:
+        output.metadata.update(tags or {})
         stream = output.add_stream(codec, rate=rate, layout=layout, options=options)
         assert isinstance(stream, av.AudioStream)
         resampler = av.AudioResampler(
@@ -181,6 +190,9 @@ HTML = b"<!DOCTYPE html>\n<html><body>404</body></html>"
 HEIC = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + b"\0" * 64
 AVIF = b"\0\0\0\x1cftypavif\0\0\0\0mif1avifmiaf" + b"\0" * 64
 PDF = b"%PDF-1.7\n" + b"\0" * 64
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n9 9 moveto\n"
+JPEG_2000 = b"\0\0\0\x0cjP  \r\n\x87\n" + b"\0" * 64
+ICO = b"\0\0\1\0\1\0\x10\x10" + b"\0" * 64
 
 
 @cache
@@ -208,6 +220,9 @@ def refused() -> tuple[Refused, ...]:
         Refused("heic", image, HEIC, 415, "unsupported_media_type"),
         Refused("avif", image, AVIF, 415, "unsupported_media_type"),
         Refused("pdf", image, PDF, 415, "unsupported_media_type"),
+        Refused("eps", image, EPS, 415, "unsupported_media_type"),
+        Refused("jpeg 2000", image, JPEG_2000, 415, "unsupported_media_type"),
+        Refused("ico", image, ICO, 415, "unsupported_media_type"),
         Refused("audio sent as image", image, clip, 415, "wrong_modality"),
         Refused("image sent as audio", audio, jpeg, 415, "wrong_modality"),
         Refused("empty audio", audio, b"", 422, "empty_media"),

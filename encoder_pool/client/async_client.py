@@ -28,6 +28,7 @@ class AsyncEncoderClient:
         base_url: str,
         *,
         model: str | None = None,
+        api_key: str | None = None,
         timeout_s: float = 60.0,
         max_retries: int = 3,
         delivery: protocol.Delivery = "body",
@@ -37,7 +38,10 @@ class AsyncEncoderClient:
     ) -> None:
         """Connect to nothing yet. The arguments are those of `EncoderClient`."""
         self._http = httpx.AsyncClient(
-            base_url=protocol.root_of(base_url), timeout=timeout_s, transport=transport
+            base_url=protocol.root_of(base_url),
+            headers=protocol.key_headers(api_key),
+            timeout=timeout_s,
+            transport=transport,
         )
         self._model = model
         self._timeout_s = timeout_s

@@ -13,10 +13,12 @@ from encoder_pool.client.reply import EncodedItem
 from encoder_pool.client.sync_client import EncoderClient
 
 
-def encode_files(url: str, paths: Sequence[Path], target: Path | None, out: Console) -> int:
+def encode_files(
+    url: str, paths: Sequence[Path], target: Path | None, out: Console, api_key: str | None = None
+) -> int:
     """Encode the files in one request, print what came back, and keep it if asked to; the exit status."""
     try:
-        with EncoderClient(url) as client:
+        with EncoderClient(url, api_key=api_key) as client:
             items = client.encode(list(paths))
     except (EncoderError, OSError) as error:
         complaint = f"encoder-pool: {url}: {error}"

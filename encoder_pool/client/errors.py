@@ -2,6 +2,7 @@
 
 EncoderError
     BadRequestError          400, and every 4xx without a class of its own
+    UnauthorizedError        401  no key, or none of the server's: api_key, ENCODER_POOL_API_KEY
     NotFoundError            404  also from Ray Serve, while a route has no replica
     TooLargeError            413
     UnsupportedMediaError    415
@@ -74,6 +75,10 @@ class BadRequestError(EncoderError):
     """The request is malformed."""
 
 
+class UnauthorizedError(EncoderError):
+    """The server wants a key, or another one."""
+
+
 class NotFoundError(EncoderError):
     """No such model, or no server under this URL."""
 
@@ -128,6 +133,7 @@ _BY_CODE: Mapping[str, type[EncoderError]] = {
     "deadline_exceeded": DeadlineExceededError,
 }
 _BY_STATUS: Mapping[int, type[EncoderError]] = {
+    401: UnauthorizedError,
     404: NotFoundError,
     408: RequestTimeoutError,
     413: TooLargeError,

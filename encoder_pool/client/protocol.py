@@ -7,12 +7,19 @@ Knows nothing of sending and waiting.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
 import httpx
 
-from encoder_pool.client.errors import EncoderError, InvalidReplyError, UnavailableError, error_of_reply
+from encoder_pool.client.errors import (
+    EncoderError,
+    InvalidReplyError,
+    UnauthorizedError,
+    UnavailableError,
+    error_of_reply,
+)
 from encoder_pool.client.inputs import Upload
 from encoder_pool.client.reply import EncodedItem, items_of, shared_items_of
 from encoder_pool.delivery.handle import host_identity
@@ -25,6 +32,7 @@ Delivery: TypeAlias = Literal["body", "shared_memory"]
 SAFETENSORS = "application/vnd.safetensors"
 SHARED_MEMORY = "application/vnd.encoder-pool.shared-memory+json"
 
+KEY_VARIABLE = "ENCODER_POOL_API_KEY"
 POLL_S = 0.25
 """Between two looks at a server that is not ready yet."""
 READY_TIMEOUT_S = 5.0
@@ -34,6 +42,17 @@ READY_TIMEOUT_S = 5.0
 def root_of(base_url: str) -> str:
     """The application's URL, without the "/v1" that OpenAI's clients want in theirs."""
     return base_url.rstrip("/").removesuffix("/v1")
+
+
+def key_headers(api_key: str | None) -> dict[str, str]:
+    """What tells the server the key, the environment's if none is given; nothing if there is none at all.
+
+    Raises UnauthorizedError for what no header can carry: the HTTP library's own error would show it.
+    """
+    key = (api_key or os.environ.get(KEY_VARIABLE, "")).strip()
+    if not (key.isascii() and key.isprintable() and " " not in key):
+        raise UnauthorizedError(f"api_key ({KEY_VARIABLE}) is no key: it is not of printable ASCII")
+    return {"authorization": f"Bearer {key}"} if key else {}
 
 
 def encode_request(

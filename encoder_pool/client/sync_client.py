@@ -27,6 +27,7 @@ class EncoderClient:
         base_url: str,
         *,
         model: str | None = None,
+        api_key: str | None = None,
         timeout_s: float = 60.0,
         max_retries: int = 3,
         delivery: protocol.Delivery = "body",
@@ -38,12 +39,18 @@ class EncoderClient:
 
         base_url     of the application, e.g. "http://127.0.0.1:8000/image"; a trailing "/v1" is ignored
         model        served name or alias; unset, the server is asked once
+        api_key      key of a service that needs one; unset, that of the environment's ENCODER_POOL_API_KEY
         timeout_s    of one attempt, in seconds; the server gives up after it, too
         max_retries  repetitions after overload, unavailability or a failed connection
         delivery     "shared_memory" has rows lie in memory that the server shares, if it is on this host and
                      has room; they hold it as long as they live. An item's `lease` tells whether they do.
         """
-        self._http = httpx.Client(base_url=protocol.root_of(base_url), timeout=timeout_s, transport=transport)
+        self._http = httpx.Client(
+            base_url=protocol.root_of(base_url),
+            headers=protocol.key_headers(api_key),
+            timeout=timeout_s,
+            transport=transport,
+        )
         self._model = model
         self._timeout_s = timeout_s
         self._policy = RetryPolicy(max_retries)

@@ -23,7 +23,15 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from encoder_pool.errors import EncodeFailed, Internal, InvalidRequest, MethodNotAllowed, NotFound, PoolError
+from encoder_pool.errors import (
+    EncodeFailed,
+    Internal,
+    InvalidRequest,
+    MethodNotAllowed,
+    NotFound,
+    PoolError,
+    Unauthorized,
+)
 from encoder_pool.http.schema import PART_TYPES
 from encoder_pool.metrics.meter import Meter
 
@@ -130,6 +138,8 @@ def error_response(error: PoolError, headers: Mapping[str, str] | None = None) -
     if isinstance(error, EncodeFailed):
         # Encoding is deterministic: OpenAI's clients would repeat any 5xx.
         sent["x-should-retry"] = "false"
+    if isinstance(error, Unauthorized):
+        sent["www-authenticate"] = 'Bearer realm="encoder-pool"'
     return Response(to_json(error.body), error.status, sent, "application/json")
 
 

@@ -23,10 +23,12 @@ from encoder_pool.errors import (
     Overloaded,
     PoolError,
     TooLarge,
+    Unauthorized,
     Unavailable,
     UndecodableMedia,
     UnsupportedMedia,
 )
+from encoder_pool.http.auth import OPEN_PATHS, SCHEME
 from encoder_pool.http.body import DEADLINE_HEADER
 from encoder_pool.http.negotiate import JSON, OCTETS, SAFETENSORS, SHARED_MEMORY
 from encoder_pool.http.schema import EncodeBody, EncodeReply, ErrorBody, SharedReply
@@ -42,6 +44,7 @@ ERROR_CODES: dict[type[PoolError], tuple[str, ...]] = {
         "invalid_base64",
         "invalid_multipart",
     ),
+    Unauthorized: ("missing_api_key", "invalid_api_key"),
     NotFound: ("not_found", "model_not_found"),
     MethodNotAllowed: ("method_not_allowed",),
     NotAcceptable: ("not_acceptable",),
@@ -52,6 +55,7 @@ ERROR_CODES: dict[type[PoolError], tuple[str, ...]] = {
         "media_too_large",
         "audio_too_long",
         "video_too_long",
+        "too_much_work",
         "item_too_large",
         "request_too_large",
     ),
@@ -79,6 +83,7 @@ _HEADERS = {
     "`encode`, `resume` and `serialise`, one after the other, and of `total`, their sum.",
     "Retry-After": "Seconds after which to come again.",
     "retry-after-ms": "The same in milliseconds.",
+    "WWW-Authenticate": "How to bring a key.",
     "x-should-retry": "`false` where the same request will fail again.",
 }
 
@@ -95,7 +100,11 @@ there is room, the answer is a `SharedReply`, and the rows are in memory that th
 
 
 class DocumentedApp(FastAPI):
-    """FastAPI whose OpenAPI document has the models of the encode route, too."""
+    """FastAPI whose OpenAPI document has the models of the encode route, and the key if one is needed."""
+
+    def __init__(self, *, needs_key: bool, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._needs_key = needs_key
 
     def openapi(self) -> dict[str, Any]:
         """The document; built once."""
@@ -110,7 +119,22 @@ class DocumentedApp(FastAPI):
             ref_template="#/components/schemas/{model}",
         )
         schema["components"]["schemas"].update(extra["$defs"])
+        if self._needs_key:
+            _add_key(schema)
         return schema
+
+
+def _add_key(schema: dict[str, Any]) -> None:
+    """Every operation needs the key, and may answer 401, but the open ones."""
+    scheme = {"type": "http", "scheme": SCHEME, "description": "A key of this service."}
+    schema["components"]["securitySchemes"] = {"key": scheme}
+    schema["security"] = [{"key": []}]
+    for path, operations in schema["paths"].items():
+        for operation in operations.values():
+            if path in OPEN_PATHS:
+                operation["security"] = []
+            else:
+                operation["responses"][str(Unauthorized.status)] = _error(Unauthorized.status)
 
 
 def encode_operation() -> dict[str, Any]:
@@ -162,6 +186,8 @@ def _error(status: int) -> dict[str, Any]:
     names = ["x-request-id"]
     if status in (Overloaded.status, Unavailable.status):
         names += ["Retry-After", "retry-after-ms"]
+    if status == Unauthorized.status:
+        names += ["WWW-Authenticate"]
     if status == EncodeFailed.status:
         names += ["x-should-retry"]
     return {

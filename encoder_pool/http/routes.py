@@ -19,7 +19,9 @@ from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from encoder_pool.auth import Keys
 from encoder_pool.errors import Unavailable
+from encoder_pool.http.auth import KeyGuard
 from encoder_pool.http.body import Deadline, deadline_of, read_body
 from encoder_pool.http.errors import Edge, answer_framework_error
 from encoder_pool.http.negotiate import JSON, SHARED_MEMORY, negotiate
@@ -47,9 +49,10 @@ from encoder_pool.http.wire import (
 from encoder_pool.metrics.families import CONTENT_TYPE
 
 
-def build_app(service: PoolService, *, behind_serve: bool = False) -> FastAPI:
+def build_app(service: PoolService, *, keys: Keys | None = None, behind_serve: bool = False) -> FastAPI:
     """The application of one pool.
 
+    keys          what callers must bring one of; None lets everybody in
     behind_serve  whether Ray Serve adds x-request-id to the replies, as it does by itself
     """
     app = DocumentedApp(
@@ -57,7 +60,10 @@ def build_app(service: PoolService, *, behind_serve: bool = False) -> FastAPI:
         version=version("encoder-pool"),
         redoc_url=None,
         redirect_slashes=False,
+        needs_key=keys is not None,
     )
+    if keys is not None:
+        app.add_middleware(KeyGuard, keys=keys)
     app.add_middleware(Edge, meter=service.meter, behind_serve=behind_serve)
     app.add_exception_handler(HTTPException, answer_framework_error)
     app.add_exception_handler(RequestValidationError, answer_framework_error)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import psutil
 
+from encoder_pool.auth import load_keys
+from encoder_pool.config import AuthConfig
 from encoder_pool.launch.file import ServiceFile
 from encoder_pool.launch.plan import PoolPlan, reserved_cpus, reserved_gpus
 
@@ -54,12 +56,21 @@ def early_problems(service: ServiceFile, host: Host) -> list[str]:
     gpus = sum(map(reserved_gpus, configs))
     if gpus > host.gpus + 1e-9:
         found.append(_too_few_gpus(gpus, host.gpus))
+    found += [problem for config in configs if (problem := _why_no_keys(config.auth))]
     if reason := why_unbindable(service.host, service.port):
         found.append(
             f"port {service.port} on {service.host}: {reason} "
             "(http_options.host, http_options.port, or --port to choose another)"
         )
     return found
+
+
+def _why_no_keys(auth: AuthConfig) -> str | None:
+    try:
+        load_keys(auth)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def _too_few_gpus(needed: float, there: int) -> str:

@@ -1,8 +1,8 @@
 """Audio bytes to mono float32 samples at the tower's rate, decoded and resampled by FFmpeg through PyAV.
 
-Nothing a header claims is believed: seconds, packets and bytes are counted while decoding, and decoding
-stops at the first count over its limit. FFmpeg sees one demuxer (that of the sniffed format), a short list
-of decoders, and no tags: compressed ID3 tags unpack to a thousand times their size before any limit counts.
+Nothing a header claims is believed: seconds, packets, bytes and CPU time are counted while decoding, and
+decoding stops at the first count over its limit. FFmpeg sees one demuxer (that of the sniffed format), a
+short list of decoders, and few tags or none (`descriptions`).
 A clip shorter than its container declares is an error (`completeness` says which declare anything), and so is
 damage that a decoder notices before the end.
 """
@@ -25,15 +25,12 @@ from av.packet import Packet
 from encoder_pool.config import LimitsConfig
 from encoder_pool.core import Media, Source
 from encoder_pool.errors import TooLarge, UndecodableMedia, UnsupportedMedia
-from encoder_pool.media.completeness import (
-    STREAMED_WAV_SIZES,
-    Tally,
-    check_bytes,
-    check_decoded,
-    cut_short,
-)
+from encoder_pool.media.completeness import Tally, check_bytes, check_decoded
+from encoder_pool.media.descriptions import plain_clip
+from encoder_pool.media.effort import Effort
 from encoder_pool.media.ffmpeg import open_file
 from encoder_pool.media.guards import decode_edge
+from encoder_pool.media.packets import check_packet
 from encoder_pool.media.sniff import (
     FLAC,
     MATROSKA,
@@ -66,7 +63,8 @@ _SAMPLE_RATES = range(1_000, 192_001)
 # The shortest packets in use are Opus's, 400 a second; the rest is room for other streams of the file.
 _PACKETS_PER_SECOND = 1_000
 _DAMAGED_PACKETS = 64
-_WAV_CHUNKS = 1_000
+# Samples of one channel in one frame: an ALAC header may claim 16 million. PCM has as many as a packet holds.
+_FRAME_SAMPLES = 2**20
 _NANOSECONDS = 1_000_000_000
 
 
@@ -122,13 +120,15 @@ def _resampled(blocks: Iterator[_Block], sample_rate: int) -> Iterator[Samples]:
 
 def _blocks(data: bytes, found: Format, limits: LimitsConfig) -> Iterator[_Block]:
     """The clip's samples as they are decoded, their length counted against the limit before they are kept."""
-    essential = _without_tags(data, found)
-    check_bytes(essential, found)
+    untagged = data[id3_length(data) :]
+    check_bytes(untagged, found)
+    essential = plain_clip(untagged, found)
     first_rate = elapsed = 0
-    tally = Tally()
-    with open_file(essential, _DEMUXERS[found], _OPTIONS) as container:
-        packets = _counted(container, len(essential), limits)
-        for frame in _frames(packets, _audio_stream(container), tally):
+    tally, effort = Tally(), Effort(limits)
+    with open_file(essential, _DEMUXERS[found], _OPTIONS, effort) as container:
+        stream = _audio_stream(container)
+        packets = _packets(container, stream, len(essential), limits, effort)
+        for frame in _frames(packets, stream, tally):
             first_rate = first_rate or frame.sample_rate
             if frame.sample_rate != first_rate or first_rate not in _SAMPLE_RATES:
                 raise UndecodableMedia(
@@ -160,27 +160,32 @@ def _audio_stream(container: InputContainer) -> AudioStream:
         raise UnsupportedMedia(f"the audio codec is not supported; supported: {', '.join(_CODECS)}")
     # The replica's own threads are the parallelism.
     codec.thread_count = 1
+    codec.options = {"max_samples": str(_FRAME_SAMPLES)}
     return stream
 
 
-def _counted(container: InputContainer, size: int, limits: LimitsConfig) -> Iterator[Packet[Any]]:
-    """The packets of all streams, while they are as few and as small as a file of this size can hold."""
+def _packets(
+    container: InputContainer, stream: AudioStream, size: int, limits: LimitsConfig, effort: Effort
+) -> Iterator[Packet[Any]]:
+    """The stream's packets, while all are as few and as small as a file of this size can hold."""
+    codec = stream.codec_context
     left = int(limits.max_audio_seconds * _PACKETS_PER_SECOND) + _PACKETS_PER_SECOND
     bytes_left = 2 * size
     for packet in container.demux():
+        effort.check()
         left -= 1
         bytes_left -= packet.size
         if left < 0 or bytes_left < 0:
             raise UndecodableMedia("the file has more packets, or more in them, than its length allows")
-        yield packet
+        if packet.stream_index == stream.index:
+            check_packet(packet, codec.name, codec.extradata)
+            yield packet
 
 
 def _frames(packets: Iterator[Packet[Any]], stream: AudioStream, tally: Tally) -> Iterator[AudioFrame]:
     """The decoded frames. Damaged packets are forgiven at the end, where cut files and trailing tags are."""
     damaged = 0
     for packet in packets:
-        if packet.stream_index != stream.index:
-            continue
         try:
             frames = stream.codec_context.decode(packet)
         except av.error.InvalidDataError:
@@ -210,25 +215,3 @@ def _mono(frame: AudioFrame) -> Samples:
         raise UndecodableMedia("audio has samples that are not finite")
     mono: Samples = channels.clip(-1, 1).mean(axis=0)
     return mono
-
-
-def _without_tags(data: bytes, found: Format) -> bytes:
-    """The file without what describes it: leading ID3 tags, and all chunks of a WAV but `fmt ` and `data`."""
-    if found is MP4 and b"dcomzlib" in data:
-        # A relic of QuickTime 3 that unpacks a thousandfold, as often as the file says.
-        raise UnsupportedMedia("an mp4 with a compressed header is not supported")
-    if found is not WAV:
-        return data[id3_length(data) :]
-    essential, at = data[:12], 12
-    for _ in range(_WAV_CHUNKS):
-        name, size = data[at : at + 4], int.from_bytes(data[at + 4 : at + 8], "little")
-        if name == b"data":
-            if size in STREAMED_WAV_SIZES:
-                return essential + data[at:]
-            if at + 8 + size > len(data):
-                raise cut_short(size, len(data) - at - 8, "bytes")
-            return essential + data[at : at + 8 + size]
-        if name == b"fmt ":
-            essential += data[at : at + 8 + size + (size & 1)]
-        at += 8 + size + (size & 1)
-    raise UndecodableMedia("the wav has no data chunk")

@@ -87,13 +87,13 @@ def _check_matroska(data: bytes) -> None:
     """The segment, after the header, lies within the file (RFC 8794 sections 4 and 5; ids of 4 bytes)."""
     at = 0
     for _ in range(2):
-        name, size, body = data[at : at + 4], *_vint(data, at + 4)
+        name, size, body = data[at : at + 4], *vint(data, at + 4)
         if name == _SEGMENT and size is not None and body + size > len(data):
             raise cut_short(size, len(data) - body, "bytes")
         at = body + (size or 0)
 
 
-def _vint(data: bytes, at: int) -> tuple[int | None, int]:
+def vint(data: bytes, at: int) -> tuple[int | None, int]:
     """The element size that stands here, None if it is unknown, and where it ends."""
     length = 9 - data[at].bit_length() if at < len(data) else 1
     ones = (1 << 7 * length) - 1

@@ -12,17 +12,23 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from encoder_pool.core import Media
-from encoder_pool.errors import PoolError, UndecodableMedia
-from encoder_pool.media.metadata import START_OF_SCAN, jpeg_segments, tiff_entries, tiff_number, tiff_order
+from encoder_pool.errors import PoolError, UndecodableMedia, UnsupportedMedia
+from encoder_pool.media.metadata import (
+    START_OF_SCAN,
+    TILE_SIDES,
+    jpeg_segments,
+    tiff_entries,
+    tiff_number,
+    tiff_order,
+)
 from encoder_pool.media.sniff import GIF, JPEG, PNG, TIFF, Format
 
 MAX_STEPS = 200_000
 # Each scan of a progressive JPEG visits every pixel; real files have about ten.
 MAX_JPEG_SCANS = 100
+# Arithmetic coding (ITU T.81 table B.1) reads zeros where its data ends: 100 bytes are 50 megapixels.
+_ARITHMETIC_FRAMES = frozenset((0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF))
 
-# A tile is decoded whole, however little of it lies within the picture.
-MAX_TIFF_TILE_SIDE = 4096
-_TILE_WIDTH_AND_LENGTH = (322, 323)
 # Bytes of a value by its type (TIFF 6.0 section 2); bytes, text and opaque data are 1 a piece.
 _TIFF_SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8}
 
@@ -56,6 +62,8 @@ def _jpeg_steps(data: bytes) -> Iterator[int]:
     scans = 0
     for segment in jpeg_segments(data):
         yield 1
+        if segment.marker in _ARITHMETIC_FRAMES:
+            raise UnsupportedMedia("arithmetic coded jpeg is not supported; send it Huffman coded or as png")
         scans += segment.marker == START_OF_SCAN
         if scans > MAX_JPEG_SCANS:
             raise UndecodableMedia(f"the jpeg has more than {MAX_JPEG_SCANS} scans")
@@ -95,8 +103,8 @@ def _tiff_steps(data: bytes) -> Iterator[int]:
         offset = int.from_bytes(entry.field, tiff_order(data)) if size > 4 else 0
         if max(total, offset + size) > len(data):
             raise UndecodableMedia("the tiff has tags whose values lie outside of the file")
-        if entry.tag in _TILE_WIDTH_AND_LENGTH and (tiff_number(data, entry) or 0) > MAX_TIFF_TILE_SIDE:
-            raise UndecodableMedia(f"the tiff has tiles of more than {MAX_TIFF_TILE_SIDE} pixels a side")
+        if entry.tag in TILE_SIDES and not tiff_number(data, entry):
+            raise UndecodableMedia("the tiff has tiles whose size is no 16 or 32 bit number")
         yield 1 if _TIFF_SIZES.get(entry.kind) == 1 else 1 + entry.values
     if not total:
         raise UndecodableMedia("the tiff has no directory within the file")

@@ -9,6 +9,7 @@ reference processors do. Knows nothing of towers or of the sizes they want.
 from __future__ import annotations
 
 import io
+import math
 import struct
 from collections.abc import Callable
 
@@ -29,7 +30,7 @@ from encoder_pool.config import LimitsConfig
 from encoder_pool.core import Media, Source
 from encoder_pool.errors import TooLarge, UndecodableMedia, UnsupportedMedia
 from encoder_pool.media.guards import bound_structure, decode_edge
-from encoder_pool.media.metadata import orientation, plain_jpeg, plain_tiff
+from encoder_pool.media.metadata import orientation, plain_jpeg, plain_png, plain_tiff, tiff_tile
 from encoder_pool.media.sniff import BMP, GIF, JPEG, PNG, TIFF, WEBP, Format, expect_format
 
 # The classes behind Image.open, one a format. Image.open itself would first apply a pixel guard whose limit
@@ -78,10 +79,12 @@ def decode_image(media: Media, limits: LimitsConfig) -> tuple[npt.NDArray[np.uin
 def _plain(data: bytes, found: Format) -> tuple[bytes, bytes]:
     """The file without metadata that Pillow would read, and the EXIF block taken out of it.
 
-    PNG and WebP keep theirs for after loading; the orientation of a TIFF is a tag that Pillow itself applies.
+    WebP keeps its own for after loading; the orientation of a TIFF is a tag that Pillow itself applies.
     """
     if found is JPEG:
         return plain_jpeg(data)
+    if found is PNG:
+        return plain_png(data)
     return (plain_tiff(data) if found is TIFF else data), b""
 
 
@@ -99,6 +102,8 @@ def _open(data: bytes, found: Format, limits: LimitsConfig) -> ImageFile.ImageFi
             "pixels (limits.max_image_pixels)"
         ) from error
     _check_size(*image.size, limits)
+    if found is TIFF:
+        _check_tiles(image.size, tiff_tile(data), limits)
     if image.tile and image.tile[0].codec_name == "bmp_rle":
         # Pillow decodes these in Python, a pixel a step.
         raise UnsupportedMedia("run-length encoded bmp is not supported; send it uncompressed or as png")
@@ -124,6 +129,16 @@ def _check_size(width: int, height: int, limits: LimitsConfig) -> None:
             f"image is {width}x{height}, an aspect ratio of {aspect:.1f}; the limit is "
             f"{limits.max_aspect_ratio:g} (limits.max_aspect_ratio)",
             code="aspect_ratio",
+        )
+
+
+def _check_tiles(size: tuple[int, int], tile: tuple[int, int], limits: LimitsConfig) -> None:
+    """Tiles are decoded whole, however little of them lies within the picture."""
+    pixels = math.prod(-(-side // tile_side) * tile_side for side, tile_side in zip(size, tile, strict=True))
+    if pixels > limits.max_image_pixels:
+        raise TooLarge(
+            f"image has tiles of {pixels} pixels together; the limit is {limits.max_image_pixels} "
+            "(limits.max_image_pixels)"
         )
 
 

@@ -1,8 +1,9 @@
 """What an image file holds besides its pixels: where it lies, how to leave it out, how the camera was held.
 
 Pillow's own reader of EXIF warns about each broken tag, with numbers out of the file in the text, so that a
-file of 64 KB can write thousands of lines into the log. So Pillow gets none to read, and here broken
-metadata is no metadata, silently. Nothing here decodes; everything is linear in its input.
+file of 64 KB can write thousands of lines into the log; it inflates each colour profile of a PNG, 30 000 of
+which take it a minute. So Pillow gets none to read, and here broken metadata is no metadata, silently.
+Nothing here decodes; everything is linear in its input.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ _END_OF_IMAGE, _COMMENT, _EXIF = 0xD9, 0xFE, 0xE1
 # APP0 (JFIF) and APP14 (Adobe) say which colours the samples stand for; the other APPn describe.
 _DESCRIBING = frozenset((*range(0xE1, 0xEE), 0xEF, _COMMENT))
 _EXIF_PREFIX = b"Exif\x00\x00"
+_TRANSPARENCY, _PNG_EXIF = b"tRNS", b"eXIf"
 _ORIENTATION = 0x0112
 _SHORT, _LONG = 3, 4
+TILE_SIDES = (322, 323)
+"""The tags TileWidth and TileLength (TIFF 6.0 section 15)."""
 # Exif, GPS and interoperability (EXIF 2.3 section 4.6.3).
 _SUBDIRECTORIES = frozenset((0x8769, 0x8825, 0xA005))
 _STRUCT_ORDER = {"little": "<", "big": ">"}
@@ -56,6 +60,22 @@ def plain_jpeg(jpeg: bytes) -> tuple[bytes, bytes]:
     return b"".join(kept), exif
 
 
+def plain_png(png: bytes) -> tuple[bytes, bytes]:
+    """The PNG without the chunks that do not bear on its first picture, and its EXIF block (empty if none).
+
+    Those are the ancillary ones, told by their case (PNG specification, section 5.4), but for tRNS.
+    """
+    kept, exif, at = [png[:8]], b"", 8
+    while at < len(png):
+        name, end = png[at + 4 : at + 8], at + 12 + int.from_bytes(png[at : at + 4], "big")
+        if not name[:1].islower() or name == _TRANSPARENCY:
+            kept.append(png[at:end])
+        elif name == _PNG_EXIF and not exif:
+            exif = png[at + 8 : end - 4]
+        at = end
+    return b"".join(kept), exif
+
+
 class Entry(NamedTuple):
     """An entry of a TIFF directory (TIFF 6.0 section 2); `field`: the values or their offset, 4 bytes."""
 
@@ -86,6 +106,16 @@ def tiff_number(tiff: bytes, entry: Entry) -> int | None:
     """The value of an entry that is a single 16 or 32 bit number."""
     size = {_SHORT: 2, _LONG: 4}.get(entry.kind, 0)
     return int.from_bytes(entry.field[:size], tiff_order(tiff)) if size and entry.values == 1 else None
+
+
+def tiff_tile(tiff: bytes) -> tuple[int, int]:
+    """Width and height of the largest tile that the first directory declares; 1 where it declares none."""
+    sides = [1, 1]
+    for entry in tiff_entries(tiff):
+        if entry.tag in TILE_SIDES:
+            axis = TILE_SIDES.index(entry.tag)
+            sides[axis] = max(sides[axis], tiff_number(tiff, entry) or 1)
+    return sides[0], sides[1]
 
 
 def plain_tiff(tiff: bytes) -> bytes:

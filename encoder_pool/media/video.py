@@ -2,8 +2,8 @@
 
 The file is read twice: its packets are counted; the caller chooses frames by that count, and these are
 decoded. If the decoder gives another number of frames than there are packets (hidden frames do that), the
-choice is made again by the true number. Nothing a header claims is believed: frames, seconds, pixels and
-bytes are counted, and a header may only refuse.
+choice is made again by the true number. Nothing a header claims is believed: frames, seconds, pixels, bytes
+and CPU time are counted, and a header may only refuse.
 FFmpeg sees one demuxer (that of the sniffed format) and a short list of decoders. Frames are turned upright;
 pixels that are not square stay as they are, as in the towers' reference processors.
 """
@@ -25,8 +25,11 @@ from av.video.stream import VideoStream
 from encoder_pool.config import LimitsConfig
 from encoder_pool.core import Media, Source
 from encoder_pool.errors import TooLarge, UndecodableMedia, UnsupportedMedia
+from encoder_pool.media.descriptions import plain_clip
+from encoder_pool.media.effort import Effort
 from encoder_pool.media.ffmpeg import open_file
 from encoder_pool.media.guards import decode_edge
+from encoder_pool.media.packets import check_packet
 from encoder_pool.media.sampling import Indices
 from encoder_pool.media.smart_resize import Size
 from encoder_pool.media.sniff import MATROSKA, MP4, WEBM, Format, expect_format
@@ -74,24 +77,34 @@ def decode_video(
     """
     found = expect_format(media, limits)
     with decode_edge(media, found):
-        clip = _survey(media.data, found, limits)
-        kept, count = _select(media.data, found, limits, clip, select)
+        file = _File(plain_clip(media.data, found), found, limits, Effort(limits))
+        clip = _survey(file)
+        kept, count = _select(file, clip, select)
         if count != clip.frames:
             clip = Clip(count, clip.frame_rate, clip.size)
-            kept, recount = _select(media.data, found, limits, clip, select)
+            kept, recount = _select(file, clip, select)
             assert recount == count
     source = Source(found.name, clip.size.width, clip.size.height, clip.frames / clip.frame_rate)
     return kept, source
 
 
-def _survey(data: bytes, found: Format, limits: LimitsConfig) -> Clip:
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A video file, and what bounds the work on it."""
+
+    data: bytes
+    format: Format
+    limits: LimitsConfig
+    effort: Effort
+
+
+def _survey(file: _File) -> Clip:
     """Count the packets and look at their times; decode no further than the first frame, for its size."""
     times: list[int | None] = []
     first: VideoFrame | None = None
-    with _opened(data, found, limits) as (container, stream):
-        for packet in _counted(container, len(data), limits):
-            if packet.stream_index != stream.index:
-                continue
+    limits = file.limits
+    with _opened(file) as (container, stream):
+        for packet in _packets(file, container, stream):
             if packet.size and not packet.is_discard:
                 times.append(packet.pts)
             if first is None:
@@ -107,38 +120,32 @@ def _survey(data: bytes, found: Format, limits: LimitsConfig) -> Clip:
     return clip
 
 
-def _select(
-    data: bytes, found: Format, limits: LimitsConfig, clip: Clip, select: Callable[[Clip], Selection]
-) -> tuple[Pixels, int]:
+def _select(file: _File, clip: Clip, select: Callable[[Clip], Selection]) -> tuple[Pixels, int]:
     """The frames selected of the clip, and how many frames there really are."""
     selection = select(clip)
     kept = np.zeros((len(selection.indices), *selection.shape), np.uint8)
     places: dict[int, int] = {int(index): place for place, index in enumerate(selection.indices)}
     count = 0
-    with _opened(data, found, limits) as (container, stream):
-        packets = _counted(container, len(data), limits)
-        ours = (packet for packet in packets if packet.stream_index == stream.index)
-        for frame in (frame for packet in ours for frame in stream.codec_context.decode(packet)):
+    with _opened(file) as (container, stream):
+        packets = _packets(file, container, stream)
+        for frame in (frame for packet in packets for frame in stream.codec_context.decode(packet)):
             if _upright_size(frame) != clip.size:
                 raise UndecodableMedia("the size of the frames changes within the video")
             place = places.get(count)
             if place is not None:
                 kept[place] = selection.resize(_upright(frame))
             count += 1
-            _check_frames(count, limits)
-            _check_work(count, clip.size, limits)
+            _check_frames(count, file.limits)
+            _check_work(count, clip.size, file.limits)
     return kept, count
 
 
 @contextmanager
-def _opened(data: bytes, found: Format, limits: LimitsConfig) -> Iterator[tuple[InputContainer, VideoStream]]:
+def _opened(file: _File) -> Iterator[tuple[InputContainer, VideoStream]]:
     """The file and the first stream of pictures in it, its size checked before anything is decoded."""
-    if found is MP4 and b"dcomzlib" in data:
-        # A relic of QuickTime 3 that unpacks a thousandfold, as often as the file says.
-        raise UnsupportedMedia("an mp4 with a compressed header is not supported")
-    options = {"codec_whitelist": ",".join(_CODECS), "max_streams": "8", **_decoder_bound(limits)}
-    with open_file(data, _DEMUXERS[found], options) as container:
-        yield container, _video_stream(container, limits)
+    options = {"codec_whitelist": ",".join(_CODECS), "max_streams": "8", **_decoder_bound(file.limits)}
+    with open_file(file.data, _DEMUXERS[file.format], options, file.effort) as container:
+        yield container, _video_stream(container, file.limits)
 
 
 def _video_stream(container: InputContainer, limits: LimitsConfig) -> VideoStream:
@@ -168,16 +175,20 @@ def _is_supported(stream: VideoStream) -> bool:
     return stream.codec_context is not None and stream.codec_context.name in _CODECS
 
 
-def _counted(container: InputContainer, size: int, limits: LimitsConfig) -> Iterator[Packet[Any]]:
-    """The packets of all streams, while they are as few and as small as a file of this size can hold."""
+def _packets(file: _File, container: InputContainer, stream: VideoStream) -> Iterator[Packet[Any]]:
+    """The stream's packets, while all of the file's are as few and as small as its length allows."""
+    limits, codec = file.limits, stream.codec_context
     left = limits.max_video_frames + int(limits.max_video_seconds + 1) * _OTHER_PACKETS_PER_SECOND
-    bytes_left = 2 * size
+    bytes_left = 2 * len(file.data)
     for packet in container.demux():
+        file.effort.check()
         left -= 1
         bytes_left -= packet.size
         if left < 0 or bytes_left < 0:
             raise UndecodableMedia("the file has more packets, or more in them, than its length allows")
-        yield packet
+        if packet.stream_index == stream.index:
+            check_packet(packet, codec.name, codec.extradata)
+            yield packet
 
 
 def _frame_rate(stream: VideoStream, times: list[int | None]) -> float:

@@ -17,6 +17,7 @@ from ray import serve
 from ray.exceptions import ActorDiedError
 from ray.util.placement_group import get_current_placement_group
 
+from encoder_pool.auth import load_keys
 from encoder_pool.config import PoolConfig
 from encoder_pool.errors import PoolError
 from encoder_pool.http.routes import build_app
@@ -42,6 +43,7 @@ class EncoderPool:
     """One replica of a model's pool."""
 
     async def __init__(self, config: PoolConfig) -> None:  # type: ignore[misc]  # Serve awaits it
+        self._keys = load_keys(config.auth)
         checkpoint = ensure(config.model.checkpoint)
         adapter = adapter_class(config.model.adapter)(checkpoint)
         sizing = size_pool(config, adapter)
@@ -72,7 +74,7 @@ class EncoderPool:
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """The HTTP application; Serve asks for it once the constructor is through."""
-        return build_app(self._pool, behind_serve=True)
+        return build_app(self._pool, keys=self._keys, behind_serve=True)
 
     async def call(self, call: Call) -> Answer | PoolError:
         """A request through the Serve handle; `encoder_pool.PoolHandle` sends it."""

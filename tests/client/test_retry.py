@@ -13,6 +13,7 @@ from encoder_pool.http.errors import error_response
 
 MIRROR: dict[type[PoolError], tuple[type[EncoderError], bool]] = {
     server.InvalidRequest: (errors.BadRequestError, False),
+    server.Unauthorized: (errors.UnauthorizedError, False),
     server.NotFound: (errors.NotFoundError, False),
     server.MethodNotAllowed: (errors.BadRequestError, False),
     server.NotAcceptable: (errors.BadRequestError, False),

@@ -130,6 +130,16 @@ def test_without_a_gpu_a_cuda_tower_is_refused_with_what_to_do(tmp_path: Path) -
     assert found(service, replace(AMPLE, gpus=1)) == []
 
 
+def test_keys_that_are_not_there_are_named_with_their_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = a_service(tmp_path, toy_entry(tmp_path, auth={"keys_env": "THIS_POOLS_KEYS"}))
+    (problem,) = found(service, AMPLE)
+    assert problem.startswith("the environment variable THIS_POOLS_KEYS (auth.keys_env) holds no key")
+    monkeypatch.setenv("THIS_POOLS_KEYS", "one,two")
+    assert found(service, AMPLE) == []
+
+
 def test_shares_of_gpus_add_up_over_applications(tmp_path: Path) -> None:
     entries = [cuda_entry(tmp_path, f"app{number}", gpus=0.4) for number in range(5)]
     service = a_service(tmp_path, *entries)

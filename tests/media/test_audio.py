@@ -185,7 +185,7 @@ def test_a_clip_cut_anywhere_is_a_4xx(name: str) -> None:
 def test_junk_after_an_mp3_is_forgiven_but_damage_within_it_is_not() -> None:
     mp3 = clip_of("mp3")
     clean = decode(mp3).size
-    for tail in (b"\0" * 4000, b"TAG" + b"x" * 125, b"LYRICSBEGIN" + b"la " * 300):
+    for tail in (b"\0" * 4000, b"\0" * 200_000, b"TAG" + b"x" * 125, b"LYRICSBEGIN" + b"la " * 30_000):
         assert abs(decode(mp3 + tail).size - clean) < 1600
     whole = clip_of("m4a")
     middle = len(whole) // 2

@@ -76,8 +76,9 @@ def tiff_of_aliases() -> bytes:
     return b"II*\0\x08\0\0\0" + struct.pack("<H", 50) + entries + body
 
 
-def tiff_of_one_tile() -> bytes:
-    entries = [(256, 4, 1, 64), (257, 4, 1, 64), (322, 4, 1, 20_000), (323, 4, 1, 20_000)]
+def tiff_of_tiles_of_odd_type() -> bytes:
+    # 64 bits: a number that libtiff reads and that the checks of sizes do not.
+    entries = [(256, 4, 1, 64), (257, 4, 1, 64), (322, 16, 1, 8), (323, 16, 1, 8)]
     return b"II*\0\x08\0\0\0" + struct.pack("<H", 4) + b"".join(struct.pack("<HHII", *e) for e in entries)
 
 
@@ -95,7 +96,7 @@ def tiff_of_nothing() -> bytes:
         (JPEG, jpeg_of_scans),
         (TIFF, tiff_of_strips),
         (TIFF, tiff_of_aliases),
-        (TIFF, tiff_of_one_tile),
+        (TIFF, tiff_of_tiles_of_odd_type),
         (TIFF, tiff_of_nothing),
     ],
 )

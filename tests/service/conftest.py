@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from encoder_pool.towers.grid import GridAdapter
-from tests.service.running import Service, serving
+from tests.service.running import KEY, Service, serving
 from tests.service.toys import application, service_file
 from tests.towers.grid_checkpoints import GridCase
 
@@ -41,7 +41,7 @@ def several(grid_cases: GridCases, tmp_path_factory: pytest.TempPathFactory) -> 
 
     toys        misbehave on demand
     scaled      toys whose replicas follow the work, from none to two
-    bulky       toys whose rows are many bytes
+    bulky       toys whose rows are many bytes, for callers with a key
     grid, kimi  the grid cases
     """
     shard = {"pack_timeout_s": 2, "max_restarts": 5}
@@ -53,11 +53,14 @@ def several(grid_cases: GridCases, tmp_path_factory: pytest.TempPathFactory) -> 
         "upscale_delay_s": 0.5,
         "downscale_delay_s": 5,
     }
+    folder = tmp_path_factory.mktemp("several")
+    (folder / "keys").write_text(f"another\n{KEY}\n")
+    auth = {"keys_file": str(folder / "keys")}
     file = service_file(
-        tmp_path_factory.mktemp("several"),
+        folder,
         application("toys", shard=shard, queue=queue, limits={"max_body_seconds": 3}),
         application("scaled", scaling=scaling),
-        application("bulky", model={"name": "bulky", "adapter": "tests.toy:BulkyAdapter"}),
+        application("bulky", model={"name": "bulky", "adapter": "tests.toy:BulkyAdapter"}, auth=auth),
         application("grid", **grid_sections(grid_cases.qwen)),
         application("kimi", **grid_sections(grid_cases.kimi)),
     )

@@ -21,6 +21,8 @@ from encoder_pool.launch.host import free_port
 
 ROOT = Path(__file__).parents[2]
 COMMAND = Path(sys.executable).with_name("encoder-pool")
+KEY = "a-key-of-the-tests"
+"""What the application `bulky` wants; the others let everybody in."""
 START_S = 120.0
 STOP_S = 60.0
 
@@ -46,7 +48,7 @@ class Service:
         return f"{self.root}/audio"
 
     def info(self, url: str) -> dict[str, Any]:
-        reply = httpx.get(f"{url}/info", timeout=30)
+        reply = httpx.get(f"{url}/info", timeout=30, headers={"authorization": f"Bearer {KEY}"})
         reply.raise_for_status()
         document: dict[str, Any] = reply.json()
         return document

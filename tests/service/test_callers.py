@@ -11,7 +11,7 @@ import pytest
 
 from tests.odd_media import data_uri
 from tests.service.fault_table import FaultTable
-from tests.service.running import Service, wait_until
+from tests.service.running import KEY, Service, wait_until
 from tests.service.toys import assert_rows, encode_many
 from tests.toy import toy
 
@@ -37,7 +37,7 @@ def head(application: str, body: bytes, media_type: str = "image/png") -> bytes:
     model = {"toys": "toy"}.get(application, application)
     return (
         f"POST /{application}/v1/encode?model={model} HTTP/1.1\r\nhost: 127.0.0.1\r\n"
-        f"content-type: {media_type}\r\ncontent-length: {len(body)}\r\n\r\n"
+        f"authorization: Bearer {KEY}\r\ncontent-type: {media_type}\r\ncontent-length: {len(body)}\r\n\r\n"
     ).encode()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from encoder_pool.client import EncoderClient
-from tests.service.running import Service, processes_of, wait_until
+from tests.service.running import KEY, Service, processes_of, wait_until
 
 pytestmark = pytest.mark.service
 
@@ -21,7 +21,7 @@ def test_memory_is_flat_over_requests(several: Service) -> None:
 
     def encode(times: int) -> None:
         # Bytes that no other request has: the toy reads the first two.
-        with EncoderClient(f"{several.root}/bulky") as client:
+        with EncoderClient(f"{several.root}/bulky", api_key=KEY) as client:
             for _ in range(times):
                 client.encode([b"\x89PNG\r\n\x1a\n" + bytes(300_000)] * PACK)
 

@@ -10,7 +10,7 @@ import pytest
 
 from encoder_pool.client import EncodedItem, EncoderClient
 from encoder_pool.client.protocol import Delivery
-from tests.service.running import Service, kill, processes_of, wait_until
+from tests.service.running import KEY, Service, kill, processes_of, wait_until
 from tests.toy import TOKENS, expected
 
 pytestmark = pytest.mark.service
@@ -39,7 +39,7 @@ def test_a_reply_is_copied_once_between_ring_and_caller(several: Service, delive
 
     url = f"{several.root}/bulky"
     before = counters()
-    with EncoderClient(url, delivery=delivery) as client:
+    with EncoderClient(url, delivery=delivery, api_key=KEY) as client:
         items = client.encode([PNG, PNG])
     for item in items:
         assert_rows(item, WIDTH)
@@ -52,7 +52,7 @@ def test_rows_come_as_memory_that_counts_until_it_is_released(several: Service) 
     url = f"{several.root}/bulky"
     wait_until(lambda: several.info(url)["delivery"]["open"] == 0, 20)
     before = several.info(url)["delivery"]
-    with EncoderClient(url, delivery="shared_memory") as client:
+    with EncoderClient(url, delivery="shared_memory", api_key=KEY) as client:
         items = client.encode([PNG, PNG])
     assert items[0].lease is not None
     assert not items[0].rows.flags.owndata
