@@ -26,12 +26,7 @@ _PICTURES = (".png", ".svg", ".pdf")
 
 def add_commands(parser: argparse.ArgumentParser, target: Callable[[str], Path]) -> None:
     """The commands under `bench`; `target` reads the name of a file to be written."""
-
-    def picture(text: str) -> Path:
-        if Path(text).suffix not in _PICTURES:
-            raise argparse.ArgumentTypeError(f"{text} is no picture; one ends with {' or '.join(_PICTURES)}")
-        return target(text)
-
+    picture = picture_target(target)
     commands = parser.add_subparsers(required=True, metavar="BENCHMARK")
     tower = commands.add_parser(
         "tower", help="time towers beside stock transformers, power-of-two graphs (the seed) and the floor"
@@ -48,6 +43,17 @@ def add_commands(parser: argparse.ArgumentParser, target: Callable[[str], Path])
     plot.add_argument("results", type=Path, help="what --out has written")
     plot.add_argument("picture", type=picture, help="e.g. tower.png")
     plot.set_defaults(run=_plot)
+
+
+def picture_target(target: Callable[[str], Path]) -> Callable[[str], Path]:
+    """Reads the name of a picture to be drawn, as `target` does that of any file."""
+
+    def picture(text: str) -> Path:
+        if Path(text).suffix not in _PICTURES:
+            raise argparse.ArgumentTypeError(f"{text} is no picture; one ends with {' or '.join(_PICTURES)}")
+        return target(text)
+
+    return picture
 
 
 def _subjects(text: str) -> tuple[Subject, ...]:
@@ -74,7 +80,7 @@ def _tower(arguments: argparse.Namespace) -> int:
         plot=arguments.plot,
     )
     try:
-        _require_matplotlib(options.plot)
+        require_matplotlib(options.plot)
         run = prepare(options)
     except ValueError as error:
         return _refuse(error)
@@ -91,7 +97,7 @@ def _tower(arguments: argparse.Namespace) -> int:
 
 def _plot(arguments: argparse.Namespace) -> int:
     try:
-        _require_matplotlib(arguments.picture)
+        require_matplotlib(arguments.picture)
         _draw(read(arguments.results), arguments.picture)
     except (ValueError, OSError) as error:
         return _refuse(error)
@@ -105,7 +111,8 @@ def _draw(results: Results, path: Path | None) -> None:
         draw(results, path)
 
 
-def _require_matplotlib(path: Path | None) -> None:
+def require_matplotlib(path: Path | None) -> None:
+    """Raise ValueError, which says what to install, for a picture that nothing is there to draw with."""
     if path is not None and importlib.util.find_spec("matplotlib") is None:
         raise ValueError(
             f"{path} is drawn with the package 'matplotlib', which is not installed; "

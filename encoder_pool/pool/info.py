@@ -52,6 +52,8 @@ def _ladder(pool: Pool) -> dict[str, Any]:
     return {
         "unit": pool.adapter.unit,
         "rungs": rungs,
+        "eager": {"fixed_ms": report.table.eager_fixed_ms, "row_ms": report.table.eager_row_ms},
+        "pack_ms": report.table.pack_ms,
         "largest_item": asdict(pool.sizing.largest_item),
         "dropped_budgets": [rung.budget for rung in pool.sizing.ladder if rung not in report.ladder],
     }

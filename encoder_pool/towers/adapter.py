@@ -13,7 +13,7 @@ import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
 
 from encoder_pool.config import LimitsConfig, ModelConfig
 from encoder_pool.core import Cost, Grid, Media, Modality, Part, PreparedItem, Rung
@@ -76,6 +76,22 @@ class CountsWeights(Protocol):
 
     num_weights: int
     """Numbers in all weights of the tower."""
+
+
+class Foreseen(NamedTuple):
+    """What is known of an item before it is decoded: its cost, and the bytes of its prepared array."""
+
+    cost: Cost
+    num_bytes: int
+
+
+@runtime_checkable
+class ForeseesImages(Protocol):
+    """An adapter that knows what an image will be by its size alone. Others cannot be simulated."""
+
+    def foresee_image(self, width: int, height: int) -> Foreseen:
+        """What `prepare` will make of an image of so many pixels, whole. Raises as it does for the size."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
