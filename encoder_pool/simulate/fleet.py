@@ -1,7 +1,8 @@
 """Hosts, their networks and proxies, and the replicas on them: the way of a request from a client and back.
 
 A request comes in at a host's HAProxy, which chooses one of all replicas, wherever that is; between two hosts
-both networks carry it once more, and its reply. A message books the links of its way when it sets out.
+both networks carry it once more, and its reply. A message queues at all links of its way when it sets out, as
+if it were there already: on the way it is for a millisecond or so.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import NamedTuple
 
 from encoder_pool.simulate.costs import Hardware
 from encoder_pool.simulate.leastconn import Leastconn
-from encoder_pool.simulate.line import Line, until
+from encoder_pool.simulate.line import Line, pause
 from encoder_pool.simulate.replica import OK, Blueprint, Image, Replica
 
 ERROR_BYTES = 500
@@ -34,17 +35,17 @@ class Host:
         self._nic_s = 8 / (hardware.nic_gbit_s * 1e9)
         self._proxy_s = 1 / (hardware.proxy_gb_s * 1e9)
 
-    def receive(self, at: float, num_bytes: int) -> float:
-        """When bytes that come in are here."""
-        return self.nic_in.book(at, num_bytes * self._nic_s)
+    def receive_s(self, num_bytes: int) -> float:
+        """Seconds until bytes that come in are here."""
+        return self.nic_in.delay_s(num_bytes * self._nic_s)
 
-    def send(self, at: float, num_bytes: int) -> float:
-        """When bytes are out."""
-        return self.nic_out.book(at, num_bytes * self._nic_s)
+    def send_s(self, num_bytes: int) -> float:
+        """Seconds until bytes are out."""
+        return self.nic_out.delay_s(num_bytes * self._nic_s)
 
-    def pass_on(self, at: float, num_bytes: int) -> float:
-        """When the proxy has passed bytes on."""
-        return self.proxy.book(at, num_bytes * self._proxy_s)
+    def proxy_s(self, num_bytes: int) -> float:
+        """Seconds until the proxy has passed bytes on."""
+        return self.proxy.delay_s(num_bytes * self._proxy_s)
 
 
 @dataclass(slots=True, eq=False)
@@ -117,19 +118,18 @@ class Fleet:
         clock = asyncio.get_running_loop().time
         sent_at, entry = clock(), next(self._entries)
         chosen = entry.balance.choose()
-        await until(self._inwards(sent_at, entry, chosen.host, sum(image.sent_bytes for image in images)))
+        await pause(self._way_s(entry, chosen.host, sum(image.sent_bytes for image in images)))
         status = await chosen.replica.serve(images)
         tokens = sum(image.item.tokens for image in images) if status == OK else 0
         num_bytes = tokens * self._row_bytes if status == OK else ERROR_BYTES
-        await until(self._outwards(clock(), chosen.host, entry, num_bytes))
+        await pause(self._way_back_s(chosen.host, entry, num_bytes))
         entry.balance.release(chosen)
         return Answer(sent_at, clock(), status, len(images), tokens)
 
-    def _inwards(self, at: float, entry: Host, to: Host, num_bytes: int) -> float:
-        passed = entry.pass_on(entry.receive(at, num_bytes), num_bytes) + self._hop_s
-        return passed if to is entry else to.receive(entry.send(passed, num_bytes), num_bytes)
+    def _way_s(self, entry: Host, to: Host, num_bytes: int) -> float:
+        came_s = entry.receive_s(num_bytes) + entry.proxy_s(num_bytes) + self._hop_s
+        return came_s if to is entry else came_s + entry.send_s(num_bytes) + to.receive_s(num_bytes)
 
-    def _outwards(self, at: float, of: Host, entry: Host, num_bytes: int) -> float:
-        at += self._hop_s
-        came = at if of is entry else entry.receive(of.send(at, num_bytes), num_bytes)
-        return entry.send(entry.pass_on(came, num_bytes), num_bytes)
+    def _way_back_s(self, of: Host, entry: Host, num_bytes: int) -> float:
+        left_s = self._hop_s + entry.proxy_s(num_bytes) + entry.send_s(num_bytes)
+        return left_s if of is entry else left_s + of.send_s(num_bytes) + entry.receive_s(num_bytes)

@@ -1,6 +1,7 @@
 """What work waits for: identical servers behind one queue, first come, first served.
 
 How long a piece of work takes is known when it comes, so its end is computed at once and nothing is polled.
+Work must come in order of time: what is booked for later would stand in the way of what comes before it.
 Seconds are virtual. Knows nothing of what is served.
 """
 
@@ -30,13 +31,24 @@ class Line:
         self.busy_s += seconds
         return end
 
+    def delay_s(self, seconds: float) -> float:
+        """Take on work that comes now; seconds until it will be done."""
+        now = asyncio.get_running_loop().time()
+        return self.book(now, seconds) - now
+
 
 async def until(moment: float) -> None:
     """Wait for a moment of the loop's time."""
+    # As asyncio.sleep, which costs twice as much; simulations wait millions of times.
     loop = asyncio.get_running_loop()
     come: asyncio.Future[None] = loop.create_future()
     loop.call_at(moment, _come, come)
     await come
+
+
+async def pause(seconds: float) -> None:
+    """Wait for so long."""
+    await until(asyncio.get_running_loop().time() + seconds)
 
 
 def _come(future: asyncio.Future[None]) -> None:
