@@ -97,7 +97,7 @@ class Traffic(Section):
 
     def _sent(self, size: tuple[int, int]) -> Picture:
         width, height = size
-        return Picture(width, height, round(width * height * self.bytes_per_pixel))
+        return Picture(width, height, max(1, round(width * height * self.bytes_per_pixel)))
 
     def _times(self, draw: Random) -> Iterator[float]:
         if self.arrivals == "closed":
