@@ -34,7 +34,18 @@ ALLOWED = {
     "launch": {"config", "core", "graphs", "pool", "towers.adapter", "weights"},
     "builder": {"config", "pool", "towers.adapter", "weights"},
     "bench": {"config", "core", "graphs", "launch.show", "towers", "weights"},
-    "cli": {"bench", "client", "demo", "launch", "weights"},
+    "simulate": {
+        "bench",
+        "config",
+        "core",
+        "errors",
+        "graphs",
+        "launch.file",
+        "pool",
+        "towers.adapter",
+        "weights",
+    },
+    "cli": {"bench", "client", "demo", "launch", "simulate.options", "simulate.command", "weights"},
 }
 """The modules of ours that each part of the package may import, besides its own."""
 
@@ -100,9 +111,9 @@ def test_transformers_is_imported_by_towers_and_by_the_baseline_on_its_towers() 
         assert part_of(each.file) == "towers" or each.file == "bench/seed.py", each
 
 
-def test_only_the_plot_needs_matplotlib() -> None:
+def test_only_the_plots_need_matplotlib() -> None:
     for each in importers("matplotlib"):
-        assert each.file == "bench/plot.py", each
+        assert each.file in ("bench/plot.py", "simulate/plot.py"), each
 
 
 def test_ray_is_imported_by_the_pool_and_by_what_launches_it() -> None:
@@ -151,6 +162,10 @@ def test_a_plan_and_a_configuration_need_no_heavy_library() -> None:
     assert (
         heavy_after("encoder_pool.builder", "encoder_pool.launch.plan", "encoder_pool.launch.host") == set()
     )
+
+
+def test_a_simulation_needs_no_heavy_library() -> None:
+    assert heavy_after("encoder_pool.simulate.command", "encoder_pool.towers.grid") == set()
 
 
 def test_what_a_replica_imports_before_it_serves_holds_no_torch() -> None:

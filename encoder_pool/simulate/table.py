@@ -28,7 +28,7 @@ def results_table(study: Study) -> Table:
 
 def _row(result: Result) -> list[str]:
     return [
-        f"{result.gpus}" if result.replicas == result.gpus else f"{result.replicas:.1f} of {result.gpus}",
+        _gpus(result),
         f"{result.offered_per_s:.1f}",
         f"{result.answered_per_s:.1f}",
         *(f"{ms:.0f}" for ms in (result.p50_ms, result.p90_ms, result.p99_ms)),
@@ -39,6 +39,12 @@ def _row(result: Result) -> list[str]:
         *(f"{result.uses[name].busiest:.0%}" for name in SHOWN_USES),
         f"{result.first_to_break}, at {result.breaks_at_per_s:.0f}/s",
     ]
+
+
+def _gpus(result: Result) -> str:
+    """The number, and before it the mean of those that served, where that was another."""
+    served = f"{result.replicas:.1f}"
+    return f"{result.gpus}" if served == f"{result.gpus:.1f}" else f"{served} of {result.gpus}"
 
 
 def comparison_table(comparisons: Sequence[Comparison]) -> Table:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import exp, factorial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -19,9 +19,9 @@ from encoder_pool.pool.ring import Ring
 from encoder_pool.pool.sizing import size_pool
 from encoder_pool.pool.worker import Worker
 from encoder_pool.simulate.costs import Hardware
-from encoder_pool.simulate.loop import run
 from encoder_pool.simulate.results import Result
-from encoder_pool.simulate.simulation import _Simulation, simulate
+from encoder_pool.simulate.shard import SimulatedShard
+from encoder_pool.simulate.simulation import simulate
 from encoder_pool.simulate.traffic import Traffic
 from tests.pool.fake_shard import MEMORY, FakeShard
 from tests.pool.local_pool import config, until
@@ -143,7 +143,9 @@ def test_an_image_that_no_pool_encodes_is_refused_and_one_beyond_the_ladder_runs
     tmp_path: Path,
 ) -> None:
     plan = blueprint({1: 10, 4: 20})
-    sizing = replace(plan.sizing, largest_item=replace(plan.sizing.largest_item, patch_rows=8, out_rows=8, sequences=8))
+    sizing = replace(
+        plan.sizing, largest_item=replace(plan.sizing.largest_item, patch_rows=8, out_rows=8, sequences=8)
+    )
     traffic = trace(tmp_path / "t.csv", (1.0, 9), (1.5, 8), seconds=3)
     result = simulate(scenario(replace(plan, sizing=sizing), traffic))
     assert (result.requests, result.failed) == (2, 1)
@@ -198,8 +200,17 @@ SIZES = (3, 1, 1, 5, 2, 2, 8, 1, 4, 1, 1, 6, 3, 2, 7, 1)
 BUDGETS_MS = {1: 10.0, 2: 14.0, 4: 20.0, 8: 30.0}
 
 
-async def real_packs() -> list[tuple[int | None, tuple[int, ...]]]:
-    """Rung and sizes of every pack that the real pool has formed, on the real clock."""
+class SeenPack(NamedTuple):
+    rung: int | None
+    sizes: tuple[int, ...]
+
+
+def seen(request: PackRequest) -> SeenPack:
+    return SeenPack(request.rung, tuple(item.cost.patch_rows for item in request.items))
+
+
+async def real_packs() -> list[SeenPack]:
+    """Every pack that the real pool forms, on the real clock."""
     settings = config(
         ladder={"budgets": list(BUDGETS_MS)},
         queue={"packs_in_flight": 1},
@@ -226,35 +237,23 @@ async def real_packs() -> list[tuple[int | None, tuple[int, ...]]]:
     shard.gate.set()
     await asyncio.gather(*tasks)
     pool.stop()
-    return [(pack.rung, tuple(item.cost.patch_rows for item in pack.items)) for pack in shard.packs]
+    return [seen(pack) for pack in shard.packs]
 
 
-def simulated_packs(path: Path) -> list[tuple[int | None, tuple[int, ...]]]:
-    """The same of a simulation, in virtual time."""
+def test_the_simulation_forms_the_packs_that_the_real_pool_forms(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = asyncio.run(real_packs())
+    simulated: list[SeenPack] = []
+    original = SimulatedShard.run
+
+    async def noting(shard: SimulatedShard, request: PackRequest) -> PackReply:
+        simulated.append(seen(request))
+        return await original(shard, request)
+
+    monkeypatch.setattr(SimulatedShard, "run", noting)
     rows = [(1.0, 1), *((1.001 + at * 1e-4, size) for at, size in enumerate(SIZES))]
-    plan = blueprint(BUDGETS_MS)
-    simulation = _Simulation(scenario(plan, trace(path, *rows, seconds=3)))
-    packs: list[tuple[int | None, tuple[int, ...]]] = []
-
-    async def main() -> None:
-        from encoder_pool.simulate.shard import SimulatedShard
-
-        original = SimulatedShard.run
-
-        async def noting(shard: SimulatedShard, request: PackRequest) -> PackReply:
-            packs.append((request.rung, tuple(item.cost.patch_rows for item in request.items)))
-            return await original(shard, request)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(SimulatedShard, "run", noting)
-            await simulation.run()
-
-    run(main())
-    return packs
-
-
-async def test_the_simulation_forms_the_packs_that_the_real_pool_forms(tmp_path: Path) -> None:
-    real = await real_packs()
-    assert sum(len(members) for _, members in real) == 1 + len(SIZES)
-    assert len({rung for rung, _ in real}) > 1
-    assert await asyncio.to_thread(simulated_packs, tmp_path / "t.csv") == real
+    simulate(scenario(blueprint(BUDGETS_MS), trace(tmp_path / "t.csv", *rows, seconds=3)))
+    assert sum(len(pack.sizes) for pack in real) == 1 + len(SIZES)
+    assert len({pack.rung for pack in real}) > 1
+    assert simulated == real
