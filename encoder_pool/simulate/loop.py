@@ -47,6 +47,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Virtual seconds."""
         return self._now
 
+    def call_soon(
+        self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        """As of every loop, without its checks: nobody but this thread calls."""
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
     def call_at(
         self,
         when: float,
