@@ -17,19 +17,22 @@ from functools import cache
 import numpy as np
 
 from encoder_pool.core import Grid, Modality, PreparedItem, Source
+from encoder_pool.errors import PoolError
 from encoder_pool.graphs.counters import Tally
 from encoder_pool.simulate.autoscaler import Autoscaler
 from encoder_pool.simulate.costs import Costs, Hardware
 from encoder_pool.simulate.fleet import Answer, Fleet
-from encoder_pool.simulate.line import until
+from encoder_pool.simulate.line import pause, until
 from encoder_pool.simulate.load import LoadMeter
 from encoder_pool.simulate.loop import run
-from encoder_pool.simulate.replica import Blueprint, Image
+from encoder_pool.simulate.replica import OK, Blueprint, Image
 from encoder_pool.simulate.results import Measured, Result, summarise
 from encoder_pool.simulate.traffic import Arrival, Picture, Traffic
 from encoder_pool.towers.adapter import ForeseesImages
 
 WARM_UP_SHARE, LONGEST_WARM_UP_S = 1 / 6, 5.0
+REFUSED_S = 0.1
+"""How long a client of closed traffic waits after a request that got no embeddings."""
 _COLLECT_EVERY = 50_000
 """New objects to a collection; usually they are 700."""
 
@@ -79,7 +82,6 @@ class _Simulation:
         self._scenario = scenario
         self._image = cache(_images_of(scenario.adapter, scenario.blueprint.costs))
         self._answers: list[Answer] = []
-        self._on_their_way: set[asyncio.Task[None]] = set()
         self._fleet: Fleet
         self._origin: float
 
@@ -91,41 +93,46 @@ class _Simulation:
             await fleet.add()
         self._origin = asyncio.get_running_loop().time()
         metering = asyncio.create_task(self._meter())
-        # It has no end of its own; the loop's end is its end.
-        scaler = asyncio.create_task(self._scale()) if scenario.autoscales else None
-        await (self._clients() if traffic.arrivals == "closed" else self._let_in())
+        scaling_on = asyncio.create_task(self._scale()) if scenario.autoscales else None
+        arrivals = traffic.requests()
+        await (self._clients(arrivals) if traffic.arrivals == "closed" else self._let_in(arrivals))
         meter = await metering
-        if self._on_their_way:
-            await asyncio.wait(self._on_their_way)
-        if scaler is not None:
-            scaler.cancel()
+        if scaling_on is not None:
+            scaling_on.cancel()
         fleet.stop()
         return self._measured(meter)
 
-    async def _let_in(self) -> None:
-        """Begin every request at its time, whatever became of those before."""
-        for arrival in self._scenario.traffic.requests():
-            await until(self._origin + arrival.at_s)
-            task = asyncio.create_task(self._follow(arrival))
-            self._on_their_way.add(task)
-            task.add_done_callback(self._on_their_way.discard)
+    async def _let_in(self, arrivals: Iterator[Arrival]) -> None:
+        """Begin every request at its time, whatever became of those before, and wait for all."""
+        async with asyncio.TaskGroup() as requests:
+            for arrival in arrivals:
+                await until(self._origin + arrival.at_s)
+                requests.create_task(self._follow(arrival))
 
-    async def _clients(self) -> None:
+    async def _clients(self, arrivals: Iterator[Arrival]) -> None:
         """So many clients, each with one request at a time."""
         traffic = self._scenario.traffic
         assert traffic.in_flight is not None
-        arrivals, end = traffic.requests(), self._origin + traffic.seconds
         async with asyncio.TaskGroup() as clients:
             for _ in range(traffic.in_flight):
-                clients.create_task(self._client(arrivals, end))
+                clients.create_task(self._client(arrivals, self._origin + traffic.seconds))
 
     async def _client(self, arrivals: Iterator[Arrival], end: float) -> None:
         while asyncio.get_running_loop().time() < end:
-            await self._follow(next(arrivals))
+            answer = await self._follow(next(arrivals))
+            if answer.status != OK:
+                await pause(REFUSED_S)
 
-    async def _follow(self, arrival: Arrival) -> None:
-        images = [self._image(picture) for picture in arrival.pictures]
-        self._answers.append(await self._fleet.answer(images))
+    async def _follow(self, arrival: Arrival) -> Answer:
+        try:
+            images = [self._image(picture) for picture in arrival.pictures]
+        except PoolError as error:  # no image that can be prepared; a replica would see that in its header
+            now = asyncio.get_running_loop().time()
+            answer = Answer(now, now, error.status, len(arrival.pictures), 0)
+        else:
+            answer = await self._fleet.answer(images)
+        self._answers.append(answer)
+        return answer
 
     async def _meter(self) -> LoadMeter:
         scenario = self._scenario

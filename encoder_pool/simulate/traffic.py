@@ -11,7 +11,6 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Callable, Iterator
-from itertools import takewhile
 from math import sqrt
 from pathlib import Path
 from random import Random
@@ -84,10 +83,13 @@ class Traffic(Section):
         return self
 
     def requests(self) -> Iterator[Arrival]:
-        """All requests in order of time; those of closed traffic without end, all at zero."""
+        """All requests in order of time; those of closed traffic without end, all at zero.
+
+        Raises ValueError for a trace that is none, before the first.
+        """
         if self.arrivals == "trace":
             assert self.trace is not None
-            return takewhile(lambda arrival: arrival.at_s < self.seconds, read_trace(self.trace, self))
+            return iter([arrival for arrival in read_trace(self.trace, self) if arrival.at_s < self.seconds])
         draw = Random(f"{self.seed} pictures")
         picture = _picture_source(self.sizes)
         return (

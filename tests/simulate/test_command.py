@@ -121,6 +121,14 @@ def test_what_cannot_be_simulated_is_refused(simulate: Any, words: tuple[str, ..
     assert why in complaint
 
 
+def test_a_broken_trace_is_refused_before_anything_is_simulated(simulate: Any, tmp_path: Path) -> None:
+    file = tmp_path / "trace.csv"
+    file.write_text("seconds,width,height\n1,64,64\n0,64,64\n")
+    status, _, complaint = simulate("--trace", file, "--gpus", "1")
+    assert status == 2
+    assert f"{file}, line 3: 0.0 s comes after 1.0 s" in complaint
+
+
 def test_a_tower_without_foresight_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

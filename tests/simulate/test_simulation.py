@@ -17,18 +17,19 @@ from encoder_pool.pool.messages import PackReply, PackRequest, ShardReport
 from encoder_pool.pool.pool import Pool
 from encoder_pool.pool.ring import Ring
 from encoder_pool.pool.sizing import size_pool
-from encoder_pool.pool.worker import Worker
+from encoder_pool.pool.worker import PackFailed, Worker
 from encoder_pool.simulate.costs import Hardware
 from encoder_pool.simulate.results import Result
 from encoder_pool.simulate.shard import SimulatedShard
 from encoder_pool.simulate.simulation import simulate
 from encoder_pool.simulate.traffic import Traffic
+from encoder_pool.towers.adapter import Foreseen
 from tests.pool.fake_shard import MEMORY, FakeShard
 from tests.pool.local_pool import config, until
 from tests.pool.long_toy import LongToyAdapter, long_toy
 from tests.toy import TOKENS
 
-from .pools import ENDLESS, FREE, blueprint, scenario, table, trace
+from .pools import ENDLESS, FREE, Wide, blueprint, scenario, table, trace
 
 
 def close(expected: float) -> Any:
@@ -139,13 +140,46 @@ def test_clients_that_wait_for_their_answers_keep_so_many_requests_in_flight() -
     assert result.p50_ms * result.answered_per_s / 1e3 == pytest.approx(4, rel=0.02)  # Little's law
 
 
+def test_a_shard_that_fails_is_answered_as_the_dispatcher_answers_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def fails(shard: SimulatedShard, request: PackRequest) -> PackReply:
+        raise PackFailed("on purpose")
+
+    monkeypatch.setattr(SimulatedShard, "run", fails)
+    result = simulate(scenario(blueprint({1: 1}), trace(tmp_path / "t.csv", (1.0, 1), seconds=3)))
+    assert (result.requests, result.failed) == (1, 1)
+
+
+class Narrow(Wide):
+    def foresee_image(self, width: int, height: int) -> Foreseen:
+        if width > 2:
+            raise UndecodableMedia("too narrow")
+        return super().foresee_image(width, height)
+
+
+def test_a_picture_that_cannot_be_prepared_is_a_request_that_failed(tmp_path: Path) -> None:
+    requests = trace(tmp_path / "t.csv", (1.0, 1), (1.5, 3), seconds=3)
+    result = simulate(replace(scenario(blueprint({1: 1}), requests), adapter=Narrow()))
+    assert (result.requests, result.failed) == (2, 1)
+
+
+def test_a_mistake_of_our_own_ends_the_simulation(tmp_path: Path) -> None:
+    class Broken(Wide):
+        def foresee_image(self, width: int, height: int) -> Foreseen:
+            raise AssertionError("a mistake")
+
+    requests = trace(tmp_path / "t.csv", (1.0, 1), seconds=3)
+    with pytest.raises(ExceptionGroup) as raised:
+        simulate(replace(scenario(blueprint({1: 1}), requests), adapter=Broken()))
+    assert raised.group_contains(AssertionError, match="a mistake")
+
+
 def test_an_image_that_no_pool_encodes_is_refused_and_one_beyond_the_ladder_runs_eagerly(
     tmp_path: Path,
 ) -> None:
     plan = blueprint({1: 10, 4: 20})
-    sizing = replace(
-        plan.sizing, largest_item=replace(plan.sizing.largest_item, patch_rows=8, out_rows=8, sequences=8)
-    )
+    sizing = replace(plan.sizing, largest_item=Cost(8, 8, 8))
     traffic = trace(tmp_path / "t.csv", (1.0, 9), (1.5, 8), seconds=3)
     result = simulate(scenario(replace(plan, sizing=sizing), traffic))
     assert (result.requests, result.failed) == (2, 1)

@@ -50,9 +50,7 @@ def test_a_benchmarks_tower_is_found_by_its_checkpoint() -> None:
     assert "NVIDIA H200" in times.source
     slower = read_times(f"{RESULTS}", TOWERS["qwen3"], LADDER)
     assert slower.table.rung_ms[-1] > 1.5 * times.table.rung_ms[-1]  # full attention in every layer
-    with pytest.raises(
-        ValueError, match=r"no times of model\.checkpoint 'builtin:x'; it has config:qwen"
-    ):
+    with pytest.raises(ValueError, match=r"no times of model\.checkpoint 'builtin:x'; it has config:qwen"):
         read_times(f"{RESULTS}", "builtin:x", LADDER)
 
 
