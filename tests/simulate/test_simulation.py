@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from encoder_pool.core import Media, Modality
+from encoder_pool.core import Cost, Media, Modality
+from encoder_pool.errors import UndecodableMedia
 from encoder_pool.pool.identity import Identity
 from encoder_pool.pool.messages import PackReply, PackRequest, ShardReport
 from encoder_pool.pool.pool import Pool
