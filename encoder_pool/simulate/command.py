@@ -117,6 +117,7 @@ class _Command:
             results=tuple(results),
         )
         self._out.print(results_table(study))
+        self._say(f"times: {study.times}; use is that of the busiest of its kind")
         if self._asked.out is not None:
             write(study, self._asked.out)
         if self._asked.plot is not None:

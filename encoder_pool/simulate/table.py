@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from rich.table import Table
 
@@ -14,31 +14,42 @@ SHOWN_USES = ("gpu", "cores", "prepare threads", "interpreter", "network out", "
 
 
 def results_table(study: Study) -> Table:
-    """One row a number of GPUs; resources by the busiest of their kind."""
-    table = Table(title=study.model, title_justify="left", caption_justify="left")
-    headings = ("GPUs", "offered/s", "answered/s", "p50 ms", "p90", "p99", "429", "other", "batch", "padding")
-    for heading in (*headings, *SHOWN_USES):
-        table.add_column(heading, justify="right")
-    table.add_column("breaks first")
+    """One column a number of GPUs; resources by the busiest of their kind."""
+    table = Table("GPUs", title=study.model, title_justify="left")
     for result in study.results:
-        table.add_row(*_row(result))
-    table.caption = f"times: {study.times}; per second are requests, resources the busiest of their kind"
+        table.add_column(_gpus(result), justify="right")
+    for name, cells in _rows(study.results):
+        table.add_row(name, *cells)
     return table
 
 
-def _row(result: Result) -> list[str]:
-    return [
-        _gpus(result),
-        f"{result.offered_per_s:.1f}",
-        f"{result.answered_per_s:.1f}",
-        *(f"{ms:.0f}" for ms in (result.p50_ms, result.p90_ms, result.p99_ms)),
-        f"{result.shed}",
-        f"{result.expired + result.failed}",
-        f"{result.mean_batch:.2f}",
-        f"{result.padding:.1%}",
-        *(f"{result.uses[name].busiest:.0%}" for name in SHOWN_USES),
-        f"{result.first_to_break}, at {result.breaks_at_per_s:.0f}/s",
-    ]
+class _Row(NamedTuple):
+    name: str
+    cells: list[str]
+
+
+def _rows(results: Sequence[Result]) -> Iterator[_Row]:
+    for name, cell in _CELLS.items():
+        yield _Row(name, [cell(result) for result in results])
+    for name in SHOWN_USES:
+        yield _Row(f"use of {name}", [f"{result.uses[name].busiest:.0%}" for result in results])
+    yield _Row("breaks first", [result.first_to_break for result in results])
+    yield _Row("at requests/s", [f"{result.breaks_at_per_s:.0f}" for result in results])
+
+
+_CELLS: dict[str, Callable[[Result], str]] = {
+    "requests/s": lambda result: f"{result.offered_per_s:.1f}",
+    "answered/s": lambda result: f"{result.answered_per_s:.1f}",
+    "tokens/s": lambda result: f"{result.tokens_per_s:.0f}",
+    "p50 ms": lambda result: f"{result.p50_ms:.0f}",
+    "p90 ms": lambda result: f"{result.p90_ms:.0f}",
+    "p99 ms": lambda result: f"{result.p99_ms:.0f}",
+    "refused, 429": lambda result: f"{result.shed}",
+    "late, 504": lambda result: f"{result.expired}",
+    "failed": lambda result: f"{result.failed}",
+    "images a pack": lambda result: f"{result.mean_batch:.2f}",
+    "padding": lambda result: f"{result.padding:.1%}",
+}
 
 
 def _gpus(result: Result) -> str:
