@@ -1,4 +1,4 @@
-"""The command line: `encoder-pool serve | plan | config | encode | demo | weights | bench`.
+"""The command line: `encoder-pool serve | plan | simulate | config | encode | demo | weights | bench`.
 
 Everything that can be wrong is checked before Ray starts; a mistake ends with a message on standard error and
 status 2, a service that fails to start with status 1.
@@ -22,6 +22,7 @@ from encoder_pool.launch.file import ServiceFile, read_service_file
 from encoder_pool.launch.host import Host, problems
 from encoder_pool.launch.show import config_table, plan_table, progress_bar
 from encoder_pool.launch.start import StartOptions, check_early, plans_of, started, stop_on_signals
+from encoder_pool.simulate.options import add_options
 from encoder_pool.weights import BUILTIN, WeightsError, ensure
 
 DEMO = Path("serve_configs/demo.yaml")
@@ -65,6 +66,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     plan.add_argument("file", type=Path)
     plan.set_defaults(run=_plan)
+
+    simulate = commands.add_parser(
+        "simulate", help="how many GPUs some traffic needs, and what breaks first: in virtual time"
+    )
+    add_options(simulate, _target)
+    simulate.set_defaults(run=_simulate)
 
     config = commands.add_parser("config", help="list every key of the configuration")
     config.set_defaults(run=_config)
@@ -171,6 +178,12 @@ def _plan(arguments: argparse.Namespace) -> int:
     for problem in problems(service, plans, Host.this()):
         _complain(f"it cannot start here: {problem}")
     return 0
+
+
+def _simulate(arguments: argparse.Namespace) -> int:
+    from encoder_pool.simulate.command import run_command
+
+    return run_command(arguments)
 
 
 def _config(arguments: argparse.Namespace) -> int:

@@ -62,7 +62,19 @@ ALLOWED = {
         "towers",
         "weights",
     },
-    "cli": {"bench", "client", "demo", "launch", "weights"},
+    "simulate": {
+        "bench",
+        "config",
+        "core",
+        "errors",
+        "graphs",
+        "launch.file",
+        "metrics",
+        "pool",
+        "towers.adapter",
+        "weights",
+    },
+    "cli": {"bench", "client", "demo", "launch", "simulate.options", "simulate.command", "weights"},
 }
 """The modules of ours that each part of the package may import, besides its own."""
 
@@ -130,7 +142,8 @@ def test_transformers_is_imported_by_towers_and_by_the_baseline_on_its_towers() 
 
 def test_only_the_plots_need_matplotlib() -> None:
     for each in importers("matplotlib"):
-        assert each.file in ("bench/plot.py", "bench/scaling_plot.py", "bench/service/plot.py"), each
+        drawn = ("bench/plot.py", "bench/scaling_plot.py", "bench/service/plot.py", "simulate/plot.py")
+        assert each.file in drawn, each
 
 
 def test_ray_is_imported_by_the_pool_and_by_what_launches_it() -> None:
@@ -180,6 +193,10 @@ def test_a_plan_and_a_configuration_need_no_heavy_library() -> None:
     assert (
         heavy_after("encoder_pool.builder", "encoder_pool.launch.plan", "encoder_pool.launch.host") == set()
     )
+
+
+def test_a_simulation_needs_no_heavy_library() -> None:
+    assert heavy_after("encoder_pool.simulate.command", "encoder_pool.towers.grid") == set()
 
 
 def test_what_a_replica_imports_before_it_serves_holds_no_torch() -> None:

@@ -33,12 +33,7 @@ _PICTURES = (".png", ".svg", ".pdf")
 
 def add_commands(parser: argparse.ArgumentParser, target: Callable[[str], Path]) -> None:
     """The commands under `bench`; `target` reads the name of a file to be written."""
-
-    def picture(text: str) -> Path:
-        if Path(text).suffix not in _PICTURES:
-            raise argparse.ArgumentTypeError(f"{text} is no picture; one ends with {' or '.join(_PICTURES)}")
-        return target(text)
-
+    picture = picture_target(target)
     commands = parser.add_subparsers(required=True, metavar="BENCHMARK")
     tower = commands.add_parser(
         "tower", help="time towers beside stock transformers, power-of-two graphs (the seed) and the floor"
@@ -73,6 +68,17 @@ def add_commands(parser: argparse.ArgumentParser, target: Callable[[str], Path])
     plot.set_defaults(run=_plot)
 
 
+def picture_target(target: Callable[[str], Path]) -> Callable[[str], Path]:
+    """Reads the name of a picture to be drawn, as `target` does that of any file."""
+
+    def picture(text: str) -> Path:
+        if Path(text).suffix not in _PICTURES:
+            raise argparse.ArgumentTypeError(f"{text} is no picture; one ends with {' or '.join(_PICTURES)}")
+        return target(text)
+
+    return picture
+
+
 def _subjects(text: str) -> tuple[Subject, ...]:
     return tuple(Subject.named(name) for name in text.split(","))
 
@@ -97,7 +103,7 @@ def _tower(arguments: argparse.Namespace) -> int:
         plot=arguments.plot,
     )
     try:
-        _require_matplotlib(options.plot)
+        require_matplotlib(options.plot)
         run = prepare(options)
     except ValueError as error:
         return _refuse(error)
@@ -125,7 +131,7 @@ def _scaling(arguments: argparse.Namespace) -> int:
     from encoder_pool.bench.scaling import FULL, QUICK, bench_scaling, summary, write_scaling
 
     try:
-        _require_matplotlib(arguments.plot)
+        require_matplotlib(arguments.plot)
         words = ["encoder-pool", "bench", "scaling", *(["--quick"] if arguments.quick else [])]
         for option, value in (("--out", arguments.out), ("--plot", arguments.plot)):
             words += [option, f"{value}"] if value else []
@@ -164,7 +170,7 @@ def _service(arguments: argparse.Namespace) -> int:
         out=arguments.out,
     )
     try:
-        _require_matplotlib(arguments.plot)
+        require_matplotlib(arguments.plot)
         results, wrong = run(options)
     except ValueError as error:
         return _refuse(error)
@@ -179,7 +185,7 @@ def _service(arguments: argparse.Namespace) -> int:
 
 def _plot(arguments: argparse.Namespace) -> int:
     try:
-        _require_matplotlib(arguments.picture)
+        require_matplotlib(arguments.picture)
         _draw_again(arguments.results, arguments.picture)
     except (ValueError, OSError) as error:
         return _refuse(error)
@@ -221,7 +227,8 @@ def _draw_service(results: ServiceResults, path: Path) -> None:
     draw(results, path)
 
 
-def _require_matplotlib(path: Path | None) -> None:
+def require_matplotlib(path: Path | None) -> None:
+    """Raise ValueError, which says what to install, for a picture that nothing is there to draw with."""
     if path is not None and importlib.util.find_spec("matplotlib") is None:
         raise ValueError(
             f"{path} is drawn with the package 'matplotlib', which is not installed; "

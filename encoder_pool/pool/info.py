@@ -57,6 +57,8 @@ def _ladder(pool: Pool) -> dict[str, Any]:
     return {
         "unit": pool.adapter.unit,
         "rungs": rungs,
+        "eager": {"fixed_ms": report.table.eager_fixed_ms, "row_ms": report.table.eager_row_ms},
+        "pack_ms": report.table.pack_ms,
         "largest_item": asdict(pool.sizing.largest_item),
         "not_captured": [
             {"budget": lost.rung.budget, "longest": lost.rung.capacity.longest, "why": lost.why}

@@ -138,6 +138,22 @@ class Splits(Protocol):
         ...
 
 
+class Foreseen(NamedTuple):
+    """What is known of an item before it is decoded: its cost, and the bytes of its prepared array."""
+
+    cost: Cost
+    num_bytes: int
+
+
+@runtime_checkable
+class ForeseesImages(Protocol):
+    """An adapter that knows what an image will be by its size alone. Others cannot be simulated."""
+
+    def foresee_image(self, width: int, height: int) -> Foreseen:
+        """What `prepare` will make of an image of so many pixels, whole. Raises as it does for the size."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class StagedItem:
     """A prepared item as the shard sees it: its array as a tensor on the tower's device, and its grid."""

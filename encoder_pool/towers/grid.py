@@ -20,8 +20,9 @@ import numpy.typing as npt
 
 from encoder_pool.config import LimitsConfig, ModelConfig
 from encoder_pool.core import Cost, Grid, Media, Modality, PreparedItem, Rung
+from encoder_pool.media.smart_resize import Size
 from encoder_pool.media.source import digest
-from encoder_pool.towers.adapter import ALONE, Ranks
+from encoder_pool.towers.adapter import ALONE, Foreseen, Ranks
 from encoder_pool.towers.families import family_of, num_weights, shared_out
 from encoder_pool.towers.grid_processing import GridProcessor
 from encoder_pool.towers.grid_split import chunks, frames_that_fit
@@ -69,6 +70,11 @@ class GridAdapter:
         Raises UndecodableMedia for a grid that does not divide by the merge, TooLarge beyond the positions.
         """
         return Cost.total(map(self._geometry.cost, chunks(grid, self._processor.frames_per_chunk)))
+
+    def foresee_image(self, width: int, height: int) -> Foreseen:
+        """See ForeseesImages. An image has three bytes a pixel of its patches."""
+        grid = self._processor.image_grid(Size(height, width))
+        return Foreseen(self.cost(grid), 3 * grid.h * grid.w * self._processor.patch_size**2)
 
     def split(self, item: PreparedItem, ladder: Sequence[Rung]) -> tuple[PreparedItem, ...]:
         """A clip in the chunks of its processor; elsewhere frames, if there are more than any rung holds."""

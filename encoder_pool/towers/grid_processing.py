@@ -94,13 +94,20 @@ class GridProcessor:
             param=media.param,
         )
 
+    def image_grid(self, size: Size) -> Grid:
+        """The grid of an image of this size. Raises UndecodableMedia `aspect_ratio`."""
+        return self._grid(_target(size, self._rules.image_size, param=""))
+
     def _image(self, media: Media, limits: LimitsConfig) -> Processed:
         pixels, source = decode_image(media, limits)
         target = _target(Size(source.height, source.width), self._rules.image_size, media.param)
         _check_bytes(1, target, limits, media.param)
         data = _fit(pixels, target, self._rules.image.resample)[np.newaxis]
-        grid = Grid(1, target.padded.height // self.patch_size, target.padded.width // self.patch_size)
-        return Processed(data, grid, source)
+        return Processed(data, self._grid(target), source)
+
+    def _grid(self, target: Padded) -> Grid:
+        """Of one frame."""
+        return Grid(1, target.padded.height // self.patch_size, target.padded.width // self.patch_size)
 
     def _video(self, media: Media, limits: LimitsConfig) -> Processed:
         def select(clip: Clip) -> Selection:

@@ -244,6 +244,8 @@ async def test_the_ladder_in_the_info_is_measured_and_the_configuration_effectiv
         info = pool.info()
         assert [rung["budget"] for rung in info["ladder"]["rungs"]] == [1, 2, 4, 8]
         assert all(rung["ms"] > 0 for rung in info["ladder"]["rungs"])
+        assert info["ladder"]["eager"].keys() == {"fixed_ms", "row_ms"}
+        assert info["ladder"]["pack_ms"] > 0
         assert info["config"]["queue"]["deadline_s"] == 10
         assert info["limits"]["max_items"] == 32
         assert info["workers"][0]["state"] == "ready"

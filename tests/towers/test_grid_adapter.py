@@ -17,6 +17,7 @@ from encoder_pool.config import LimitsConfig
 from encoder_pool.core import Cost, Grid, Media, Modality, Part, PreparedItem, Rung
 from encoder_pool.errors import UndecodableMedia
 from encoder_pool.media.smart_resize import Size
+from encoder_pool.towers.adapter import Foreseen
 from encoder_pool.towers.grid import GridAdapter
 from encoder_pool.weights import ensure
 from tests.media.clips import film
@@ -39,6 +40,19 @@ def png(width: int, height: int) -> Media:
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "PNG")
     return Media(Modality.IMAGE, buffer.getvalue(), "input[0]")
+
+
+@pytest.mark.parametrize("size", [(28, 28), (224, 300), (1001, 333), (17, 900), (1200, 1100)])
+def test_what_an_image_will_be_is_known_by_its_size(case: GridCase, size: tuple[int, int]) -> None:
+    foreseen = case.adapter.foresee_image(*size)
+    item = case.adapter.prepare(png(*size), LimitsConfig())
+    assert foreseen == Foreseen(item.cost, item.data.nbytes)
+
+
+@QWEN
+def test_an_image_too_narrow_to_be_prepared_is_not_foreseen(case: GridCase) -> None:
+    with pytest.raises(UndecodableMedia, match="aspect ratio"):
+        case.adapter.foresee_image(4, 4000)
 
 
 def test_a_prepared_image_gets_the_stock_models_rows(case: GridCase) -> None:
