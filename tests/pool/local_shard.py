@@ -6,12 +6,14 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from encoder_pool.config import PoolConfig
 from encoder_pool.core import Rung
+from encoder_pool.graphs.plan import proportional
 from encoder_pool.pool.messages import PackReply, PackRequest, ShardReport, ShardStatus
 from encoder_pool.pool.ring import RingAddress
 from encoder_pool.pool.shard import Shard
@@ -22,7 +24,10 @@ T = TypeVar("T")
 
 
 class LocalShard:
-    """`holds_pack` while a pack that came after `hold` has its turn; it goes on at `let_go`."""
+    """Its times are not measured but in proportion to rows, so that what is packed is always the same.
+
+    `holds_pack` while a pack that came after `hold` has its turn; the pack goes on at `let_go`.
+    """
 
     def __init__(
         self, config: PoolConfig, checkpoint: Path, ladder: tuple[Rung, ...], ring: RingAddress
@@ -38,7 +43,8 @@ class LocalShard:
         await self._in_thread(self._shard.load)
 
     async def capture(self) -> ShardReport:
-        return await self._in_thread(self._shard.capture)
+        report = await self._in_thread(self._shard.capture)
+        return replace(report, table=proportional(report.ladder))
 
     async def run(self, request: PackRequest) -> PackReply:
         if self.is_dead:
