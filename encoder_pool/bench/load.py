@@ -147,7 +147,7 @@ class _Run:
             started = await asyncio.to_thread(self._count_started)
             self._seen[second] = (started, view)
             seen = f"{started} replicas, {_live(view)} of them serve, {_held(view)} tokens held"
-            say(f"{self._tallies[second].offered} tokens offered; {seen}", second / total_s)
+            say(f"{self._tallies[max(second - 1, 0)].offered} tokens offered; {seen}", second / total_s)
             await asyncio.sleep(max(second + 1 - self.elapsed_s, 0))
 
     def seconds(self) -> Iterator[Second]:

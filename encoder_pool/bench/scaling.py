@@ -98,9 +98,14 @@ def summary(results: ScalingResults) -> Iterator[str]:
     yield f"{sum(second.offered for second in results.seconds)} tokens offered, {results.lost} requests lost"
     decided = results.first_s(calm_s, lambda second: second.started > 1)
     served = results.first_s(calm_s, lambda second: second.replicas > 1)
-    alone = results.first_s(calm_s + burst_s, lambda second: second.started == 1)
-    yield f"another replica was started {decided} s after the burst began and served after {served} s"
-    yield f"at most {most} served; one was left {alone} s after the burst had ended"
+    after = calm_s + burst_s
+    least = min(second.started for second in results.seconds[int(after) :])
+    left = results.first_s(after, lambda second: second.started == least)
+    yield (
+        f"another replica was started {_seconds(decided)} after the burst began, "
+        f"and served after {_seconds(served)}"
+    )
+    yield f"at most {most} served; {_seconds(left)} after the burst had ended {least} of them were left"
     begin = 0.0
     for name, phase in zip(("calm", "burst", "calm again"), results.phases, strict=True):
         end = begin + phase.seconds
@@ -109,6 +114,10 @@ def summary(results: ScalingResults) -> Iterator[str]:
         p99 = max((second.p99_ms for second in within if second.p99_ms is not None), default=None)
         yield f"{name}: median of the seconds' p50 {p50} ms, the worst second's p99 {p99} ms"
         begin = end
+
+
+def _seconds(number: float | None) -> str:
+    return "never" if number is None else f"{number:g} s"
 
 
 @contextmanager

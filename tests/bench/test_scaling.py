@@ -101,8 +101,8 @@ def results(lost: int = 0) -> ScalingResults:
 def test_a_summary_tells_how_soon_replicas_came_and_went_and_what_was_lost() -> None:
     assert list(summary(results())) == [
         "800 tokens offered, 0 requests lost",
-        "another replica was started 2 s after the burst began and served after 3 s",
-        "at most 3 served; one was left 2 s after the burst had ended",
+        "another replica was started 2 s after the burst began, and served after 3 s",
+        "at most 3 served; 2 s after the burst had ended 1 of them were left",
         "calm: median of the seconds' p50 10.0 ms, the worst second's p99 21.0 ms",
         "burst: median of the seconds' p50 13.0 ms, the worst second's p99 25.0 ms",
         "calm again: median of the seconds' p50 16.0 ms, the worst second's p99 27.0 ms",
