@@ -52,6 +52,7 @@ ALLOWED = {
         "client",
         "config",
         "core",
+        "delivery",
         "errors",
         "graphs",
         "launch",

@@ -13,6 +13,7 @@ processes of a host share. Knows nothing of Ray, towers or results.
 from __future__ import annotations
 
 import http.client
+import json
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -23,10 +24,15 @@ from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
+from encoder_pool.client.protocol import SAFETENSORS, SHARED_MEMORY
+from encoder_pool.delivery.handle import Handle, host_identity
+from encoder_pool.delivery.take import HandleGoneError, take
+
 OK, REFUSED, NO_ANSWER = 200, 429, 0
 """Statuses; the last stands for a connection that broke, or an answer that was cut short."""
 
 _BOUNDARY = "encoder-pool-bench"
+_NEIGHBOUR = host_identity()
 _BUFFER_BYTES = 1 << 18
 _TIMEOUT_S = 120.0
 _IDLE_S = 5.0
@@ -50,6 +56,7 @@ class Share:
     """One client's share of a load.
 
     images     in a request
+    shares     whether rows are asked for in shared memory, which is then mapped and released
     lanes      requests that it has in flight at most
     first      position of the photo that it begins with; it takes one after the other, round and round
     due        of an open loop: when requests are to be sent, ascending; None for a closed loop
@@ -68,10 +75,11 @@ class Share:
     end_at: float
     due: tuple[float, ...] | None = None
     most: int | None = None
+    shares: bool = False
 
 
 class Sample(NamedTuple):
-    """One request: position of its first photo, three times, what came, and milliseconds by stage."""
+    """One request: position of its first photo, three times, what came and how, and milliseconds by stage."""
 
     photo: int
     due: float
@@ -79,6 +87,7 @@ class Sample(NamedTuple):
     done: float
     status: int
     stages_ms: dict[str, float]
+    is_shared: bool = False
 
 
 class Report(NamedTuple):
@@ -86,6 +95,14 @@ class Report(NamedTuple):
 
     samples: list[Sample]
     cpu_s: float
+
+
+class _Answer(NamedTuple):
+    """Its status and `Server-Timing`, and whether it came in shared memory."""
+
+    status: int
+    timing: str
+    is_shared: bool
 
 
 class _Turn(NamedTuple):
@@ -158,30 +175,38 @@ class _Lane:
         if sent - self._used_at > _IDLE_S:
             self._close()
         try:
-            status, timing = self._exchange(body)
-        except (OSError, http.client.HTTPException):
+            answer = self._exchange(body)
+        except (OSError, http.client.HTTPException, HandleGoneError):
             self._close()
-            status, timing = NO_ANSWER, ""
+            answer = _Answer(NO_ANSWER, "", False)
         self._used_at = time.monotonic()
-        return Sample(turn.photo, turn.due, sent, self._used_at, status, stages_of(timing))
+        stages_ms = stages_of(answer.timing)
+        return Sample(turn.photo, turn.due, sent, self._used_at, answer.status, stages_ms, answer.is_shared)
 
-    def _exchange(self, body: bytes) -> tuple[int, str]:
-        """Status and `Server-Timing` of the answer, which is read to its end."""
+    def _exchange(self, body: bytes) -> _Answer:
+        """The answer, which is read to its end, or mapped and released."""
         target = self._share.target
         if self._connection is None:
             self._connection = http.client.HTTPConnection(target.host, target.port, timeout=_TIMEOUT_S)
         headers = {
-            "accept": "application/vnd.safetensors",
+            "accept": SAFETENSORS,
             "content-type": f"multipart/form-data; boundary={_BOUNDARY}",
         }
+        if self._share.shares:
+            headers |= {"accept": f"{SHARED_MEMORY}, {SAFETENSORS};q=0.9", "x-encoder-pool-host": _NEIGHBOUR}
         self._connection.request("POST", f"{target.prefix}/v1/encode", body, headers)
         reply = self._connection.getresponse()
+        timing = reply.getheader("server-timing", "")
+        if reply.getheader("content-type") == SHARED_MEMORY:
+            _, lease = take(Handle(**json.loads(reply.read())["memory"]))
+            lease.release()
+            return _Answer(reply.status, timing, True)
         left = reply.length
         while got := reply.readinto(self._buffer):
             left = None if left is None else left - got
         if left:
             raise http.client.IncompleteRead(b"", left)
-        return reply.status, reply.getheader("server-timing", "")
+        return _Answer(reply.status, timing, False)
 
     def _close(self) -> None:
         if self._connection is not None:

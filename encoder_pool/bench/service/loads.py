@@ -169,6 +169,7 @@ class Bench:
                 count_from=window[0],
                 end_at=window[1],
                 due=None if due is None else due[client],
+                shares=plan.kind == "shared",
             )
             for client in range(clients)
         ]
@@ -197,6 +198,7 @@ def _result(load: Load, counted: Counted, cores: Cores) -> LoadResult:
         mean_batch=counted.mean_batch,
         padding=counted.padding,
         cached=counted.cached,
+        shared=sum(sample.is_shared for sample in load.good),
         late_p99_ms=None if plan.due is None else float(np.percentile(late_ms, 99)),
         stages_ms=load.stages_ms,
         cores=cores,

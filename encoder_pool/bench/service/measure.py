@@ -6,6 +6,7 @@ poisson   independent arrivals at 70 % of the peak
 bursts    half of the peak on average, a second's worth at once
 overload  1.3 times the peak: what is refused, and what is still answered
 grouped   a closed loop again, several images a request
+shared    a closed loop again, rows in shared memory instead of a body
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ SHARES: tuple[tuple[Kind, float], ...] = (("poisson", 0.7), ("bursts", 0.5), ("o
 BURST_EVERY_S = 1.0
 WARM_S = 1.0
 SPARE_LANES = 16
-_LOADS = len(DEPTHS) + len(SHARES) + 2
+_LOADS = len(DEPTHS) + len(SHARES) + 3
 _SEED = 7
 
 
@@ -107,6 +108,7 @@ def measure_set(bench: Bench, subject: Subject, file: str, command: str, say: Sa
     peak = max(closed, key=lambda load: load.items_s)
     at_70, *_ = [carry_out(subject.opened(kind, share * peak.items_s)) for kind, share in SHARES]
     grouped = carry_out(subject.closed("grouped", max(subject.depths[-1] // GROUPED, 1), GROUPED))
+    shared = carry_out(subject.closed("shared", subject.depths[-1]))
     lone = done[0]
     overheads_ms = [
         latency_ms - subject.own.replay_ms[sample.photo]
@@ -135,6 +137,8 @@ def measure_set(bench: Bench, subject: Subject, file: str, command: str, say: Sa
         grouped_images=GROUPED,
         grouped_items_s=grouped.items_s,
         grouped_ratio=grouped.items_s / subject.own.items_s,
+        shared_items_s=shared.items_s,
+        shared_ratio=shared.items_s / subject.own.items_s,
         loads=tuple(load.found for load in done),
     )
 
@@ -161,6 +165,10 @@ def complaints(name: str, found: SetResult) -> list[str]:
             told.append(f"{name}, {load.kind}: {load.cached} items came out of a cache, which is to be off")
         if load.errors:
             told.append(f"{name}, {load.kind}: {load.errors} requests failed, beside {load.refused} refused")
+        if load.kind == "shared" and load.shared < load.requests:
+            told.append(
+                f"{name}, {load.kind}: {load.requests - load.shared} of {load.requests} replies had bodies"
+            )
         if load.limit == CLIENT:
             told.append(
                 f"{name}, {load.kind}: the clients were the limit, not the service; give --clients more"

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from encoder_pool.bench.results import Machine, Number, put
 
-Kind = Literal["lone", "closed", "poisson", "bursts", "overload", "grouped"]
+Kind = Literal["lone", "closed", "poisson", "bursts", "overload", "grouped", "shared"]
 
 
 class _Found(BaseModel):
@@ -52,6 +52,7 @@ class LoadResult(_Found):
     requests    that were answered well; refused with 429; errors are all others
     mean_batch  items of a pack; padding the share of computed rows that belonged to no item
     cached      items that the cache answered: none, it is off
+    shared      requests whose rows came in shared memory, and not in a body
     late_p99_ms how far behind the schedule requests were sent, of an open loop
     stages_ms   means: of `Server-Timing`, and `outside` for what a client waited beyond its total
     limit       what keeps the rate from being higher: see `limit.limit_of`
@@ -73,6 +74,7 @@ class LoadResult(_Found):
     mean_batch: Number
     padding: Number
     cached: int
+    shared: int
     late_p99_ms: Number | None
     stages_ms: Mapping[str, Number]
     cores: Cores
@@ -103,6 +105,7 @@ class SetResult(_Found):
     replay_ms             what the tower computes for it, median; lone_overhead_ms is the difference's median
     stages_off_ms         the most by which the stages of one reply missed its total
     grouped_items_s       with `grouped_images` images a request
+    shared_items_s        with rows in shared memory of this host
     """
 
     file: str
@@ -134,6 +137,8 @@ class SetResult(_Found):
     grouped_images: int
     grouped_items_s: Number
     grouped_ratio: Number
+    shared_items_s: Number
+    shared_ratio: Number
     loads: tuple[LoadResult, ...]
 
 

@@ -1,7 +1,8 @@
 """The service that is measured: one application of a file, with no cache, one replica, and its own port.
 
 A cache would answer what was sent before, and photos are sent again and again; autoscaling would add GPUs
-that the tower is not compared with. What else the file says stays as it is.
+that the tower is not compared with; and there is room to share every reply. What else the file says stays as
+it is.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from encoder_pool.launch.file import Application, ServiceFile, read_service_file
 from encoder_pool.towers.adapter import adapter_class
 
 INFO_TIMEOUT_S = 30.0
+SHARED_BYTES = 8 << 30
+"""Room for as many replies as are in flight; nothing is reserved for it."""
 
 
 def as_measured(service: ServiceFile, name: str | None, port: int, folder: Path) -> ServiceFile:
@@ -35,7 +38,8 @@ def as_measured(service: ServiceFile, name: str | None, port: int, folder: Path)
     if Modality.IMAGE not in adapter_class(config.model.adapter).modalities:
         raise ValueError(f"application '{names[position]}' of {service.path} takes no images")
     scaling = {**entries[position]["args"].get("scaling", {}), "min_replicas": 1, "max_replicas": 1}
-    args = {**entries[position]["args"], "cache": {"max_bytes": 0}, "scaling": scaling}
+    delivery = {**entries[position]["args"].get("delivery", {}), "max_bytes": SHARED_BYTES}
+    args = {**entries[position]["args"], "cache": {"max_bytes": 0}, "scaling": scaling, "delivery": delivery}
     document = {
         **service.document,
         "applications": [{**entries[position], "args": args}],

@@ -35,6 +35,7 @@ def _glance(results: ServiceResults) -> Table:
             "service",
             "share",
             "8 a request",
+            "shared",
             "p50",
             "70 %: p50",
             "p99",
@@ -50,6 +51,7 @@ def _glance(results: ServiceResults) -> Table:
             *map(number, (found.tower_items_s, found.service_items_s)),
             f"{found.ratio:.0%}",
             number(found.grouped_items_s),
+            number(found.shared_items_s),
             *map(number, (found.p50_ms, found.p50_at_70_ms, found.p99_at_70_ms)),
             *map(number, (found.lone_ms, found.replay_ms)),
             found.limit,
@@ -126,7 +128,7 @@ def described(load: LoadResult) -> str:
         return f"{load.kind} at {number(load.offered)}/s"
     if load.kind == "lone":
         return "one at a time"
-    many = f" of {load.images}" if load.images > 1 else ""
+    many = " shared" if load.kind == "shared" else f" of {load.images}" if load.images > 1 else ""
     return f"{load.in_flight} in flight{many}"
 
 

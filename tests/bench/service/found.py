@@ -44,6 +44,7 @@ def load(kind: str = "closed", **different: Any) -> LoadResult:
         "mean_batch": 11.0,
         "padding": 0.05,
         "cached": 0,
+        "shared": 0,
         "late_p99_ms": None,
         "stages_ms": STAGES,
         "cores": cores(),
@@ -84,7 +85,9 @@ def photo_set(**different: Any) -> SetResult:
         "grouped_images": 8,
         "grouped_items_s": 65.0,
         "grouped_ratio": 0.977,
-        "loads": (*loads, load("grouped", images=8, in_flight=10)),
+        "shared_items_s": 65.5,
+        "shared_ratio": 0.985,
+        "loads": (*loads, load("grouped", images=8, in_flight=10), load("shared", shared=640)),
     }
     return SetResult(**{**values, **different})
 

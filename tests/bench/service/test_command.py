@@ -20,7 +20,7 @@ from .found import photo_set, results
 
 LIMIT_S = 1800.0
 """A minute on a machine that does nothing else; a busy one takes its time."""
-KINDS = ["lone", "closed", "poisson", "bursts", "overload", "grouped"]
+KINDS = ["lone", "closed", "poisson", "bursts", "overload", "grouped", "shared"]
 
 
 @pytest.mark.service
@@ -38,6 +38,7 @@ def test_a_small_service_is_measured_and_told_and_written(tmp_path: Path) -> Non
     for load in found.loads:
         assert load.requests > 0
         assert (load.errors, load.cached) == (0, 0)
+        assert load.shared == (load.requests if load.kind == "shared" else 0)
         assert load.limit
         assert load.tokens_s == pytest.approx(4 * load.items_s, rel=1e-3)
         assert min(load.stages_ms.values()) >= 0

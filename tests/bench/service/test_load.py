@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from math import inf
 from pathlib import Path
 
 import pytest
+import uvicorn
+from starlette.types import ASGIApp
 
-from encoder_pool.bench.service.load import NO_ANSWER, OK, REFUSED, Share, carry_out, dealt, stages_of
+from encoder_pool.bench.service.load import NO_ANSWER, OK, REFUSED, Share, Target, carry_out, dealt, stages_of
 from encoder_pool.http.multipart import boundary_of, split_form
+from encoder_pool.http.routes import build_app
+from tests.http.fake_pool import FakePool
+from tests.pool.local_pool import until
 
 from .server import Answer, Asked, Server, serving
+
+PHOTO = Path(__file__).parents[3] / "encoder_pool" / "demo" / "media" / "cat.jpg"
 
 
 @pytest.fixture
@@ -113,6 +122,36 @@ def test_stages_come_from_the_reply(share: Share) -> None:
     report = carry_out(replace(share, most=1))
     assert report.samples[0].stages_ms == {"prepare": 2.5, "encode": 4.0, "total": 6.5}
     assert stages_of("") == {}
+
+
+async def test_rows_are_taken_out_of_shared_memory_and_let_go_of() -> None:
+    pool = FakePool()
+    with pool.sharing():
+        async with listening(build_app(pool)) as port:
+            now = time.monotonic()
+            target = Target("127.0.0.1", port, "", "fake")
+            share = Share(target, (PHOTO,), 2, 2, 0, now, now, inf, most=6, shares=True)
+            shared = await asyncio.to_thread(carry_out, share)
+            bodies = await asyncio.to_thread(carry_out, replace(share, shares=False))
+        await until(lambda: pool.leases.describe()["released"] == 6)
+    assert [(each.status, each.is_shared) for each in shared.samples] == [(OK, True)] * 6
+    assert [(each.status, each.is_shared) for each in bodies.samples] == [(OK, False)] * 6
+    assert all(each.stages_ms["total"] > 0 for each in shared.samples)
+
+
+@asynccontextmanager
+async def listening(app: ASGIApp) -> AsyncIterator[int]:
+    """The port of a server in this loop, where the leases are."""
+    config = uvicorn.Config(app, port=0, lifespan="off", ws="none", log_level="critical", access_log=False)
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.005)
+    try:
+        yield server.servers[0].sockets[0].getsockname()[1]
+    finally:
+        server.should_exit = True
+        await serving
 
 
 def test_times_are_dealt_out_so_that_together_all_are_sent() -> None:

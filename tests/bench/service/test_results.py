@@ -100,11 +100,12 @@ def test_either_benchmarks_results_are_drawn_again(
 
 def test_what_makes_numbers_meaningless_is_told() -> None:
     assert complaints("qwen", photo_set()) == []
-    loads = (load(cached=3), load(errors=2, refused=1), load(limit="client"))
+    loads = (load(cached=3), load(errors=2, refused=1), load(limit="client"), load("shared", shared=600))
     assert complaints("qwen", photo_set(loads=loads)) == [
         "qwen, closed: 3 items came out of a cache, which is to be off",
         "qwen, closed: 2 requests failed, beside 1 refused",
         "qwen, closed: the clients were the limit, not the service; give --clients more",
+        "qwen, shared: 40 of 640 replies had bodies",
     ]
 
 

@@ -31,10 +31,11 @@ def test_one_application_is_served_without_cache_and_scaling_and_is_the_files_ow
     config = only(measured).config
     assert config.cache.max_bytes == 0
     assert (config.scaling.min_replicas, config.scaling.max_replicas) == (1, 1)
-    kept = {"cache", "scaling"}
+    kept = {"cache", "scaling", "delivery"}
     theirs = service.applications[1].config.model_dump(exclude=kept)
     assert config.model_dump(exclude=kept) == theirs
     assert config.scaling.target_drain_s == 3.0
+    assert config.delivery.max_bytes > 1 << 30
     assert target_of(measured) == Target("127.0.0.1", 1234, "/second", "toy")
     assert only(as_measured(service, None, 1234, tmp_path)).name == "first"
 
