@@ -42,7 +42,7 @@ def test_the_readme_has_the_committed_numbers(case: CaseResult) -> None:
 @pytest.mark.parametrize(("file", "name", "found"), SETS, ids=[f"{file}-{name}" for file, name, _ in SETS])
 def test_the_readme_has_the_committed_numbers_of_the_service(file: str, name: str, found: SetResult) -> None:
     at_70 = [found.p50_at_70_ms, found.p99_at_70_ms]
-    shares = [f"{found.ratio:.0%}", f"{found.grouped_ratio:.0%}"]
+    shares = [f"{ratio:.0%}" for ratio in (found.ratio, found.grouped_ratio, found.shared_ratio)]
     lone = [found.lone_ms, found.replay_ms]
     row = [name, number(found.tower_items_s), number(found.service_items_s), *shares]
     row += [*map(number, at_70), f"{found.mean_batch_at_70:.1f}", *map(number, lone), found.limit]
