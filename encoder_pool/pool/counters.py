@@ -45,6 +45,7 @@ class PoolCounters:
         left, too: out of the ring, or into shared memory. Safetensors leave as these rows lie; JSON is
         written anew, which is not counted.
     padding_tokens  rows that rungs had room for and no item filled
+    probes  items that were run once more, for nobody, after another's rows were not finite
 
     A pack knows nothing of where its pieces come from: they are items to it, and to the shard's counters.
     """
@@ -60,6 +61,7 @@ class PoolCounters:
     reply_bytes: int = 0
     copied_bytes: int = 0
     padding_tokens: int = 0
+    probes: int = 0
 
     def count_all(self, media: Sequence[Media], ending: Ending) -> None:
         """Count all these items by one ending."""
@@ -119,6 +121,7 @@ class PoolCounters:
             "items_split": self.items_split,
             "pieces": self.pieces,
             "padding_tokens": self.padding_tokens,
+            "probes": self.probes,
             "reply_bytes": self.reply_bytes,
             "copied_bytes": self.copied_bytes,
         }

@@ -61,6 +61,8 @@ class Dispatcher:
         self.runs = RunHistory()
         self.packs_in_flight = 0
         self.packs_agreed = 0
+        self._proven: PreparedItem | None = None
+        self._is_in_doubt = False
         self._batcher = batcher
         self._adapter = adapter
         self._dtype = dtype
@@ -100,6 +102,8 @@ class Dispatcher:
             while True:
                 batch = await self._batcher.take(self._choose, self.worker.wait_ready)
                 await self._encode_or_retry(slot, batch)
+                if self._is_in_doubt:
+                    await self._probe(slot)
         except WorkerGone as gone:
             self._batcher.close(gone.answer)
         except Exception:
@@ -130,6 +134,26 @@ class Dispatcher:
         finally:
             self.packs_in_flight -= 1
 
+    async def _probe(self, slot: int) -> None:
+        """See whether a shard, some of whose rows were not finite, still encodes what it has; else end it."""
+        self._is_in_doubt = False
+        if self._proven is None:
+            return
+        pack = self._choose([self._proven.cost])
+        try:
+            async with self._turns.shared():
+                layout = await self._copy(lay_out, [self._proven], self.ring.input(slot))
+                await self.worker.wait_ready()
+                reply = await self.worker.run(PackRequest(slot, pack.rung, layout))
+            is_good = all(reply.finite)
+        except PackFailed:
+            is_good = False
+        except ShardDied:
+            return
+        self._counters.probes += 1
+        if not is_good:
+            self.worker.give_up_shard("it no longer encodes an item that it has encoded")
+
     async def _encode(self, slot: int, batch: Batch) -> None:
         begun = self._clock()
         request = await self._copy(self._write, slot, batch)
@@ -142,6 +166,7 @@ class Dispatcher:
         self.runs.note(shard, reply.counters)
         self.packs_agreed = reply.agreed
         self._count(batch, reply, None if batch.rung is None else ladder[batch.rung])
+        self._judge(batch, reply)
         ended = self._clock()
         for job, embedding in zip(batch.jobs, embeddings, strict=True):
             job.ended_at, job.copy_s = ended, written - begun + ended - ran
@@ -191,6 +216,15 @@ class Dispatcher:
             counters.padding_tokens += rung.capacity.out_rows - tokens
         meter.batch_items.observe(len(batch.jobs))
         meter.batch_tokens.observe(tokens)
+
+    def _judge(self, batch: Batch, reply: PackReply) -> None:
+        """Keep the smallest item that came out well, to probe with when another does not."""
+        for job, is_finite in zip(batch.jobs, reply.finite, strict=True):
+            item = job.item
+            if not is_finite:
+                self._is_in_doubt = True
+            elif self._proven is None or item.data.nbytes < self._proven.data.nbytes:
+                self._proven = item
 
     def _retry_or_fail(self, batch: Batch, error: Exception) -> None:
         """Each item of a failed pack runs once more, by itself; one that fails again has failed."""

@@ -121,8 +121,13 @@ class Worker:
         except ShardDied:
             self._replace(shard, "its process is gone")
             raise
-        self._failures_in_a_row = 0
+        if all(reply.finite):  # what is not may be the item's own, or the shard's
+            self._failures_in_a_row = 0
         return reply
+
+    def give_up_shard(self, reason: str) -> None:
+        """Replace a shard that answers and is no good."""
+        self._replace(self._shard, reason)
 
     async def check(self) -> None:
         """Replace a shard that does not answer `status`, or has been at one pack for too long."""

@@ -31,6 +31,7 @@ class FakeShard:
         self.busy_s = 0.0
         self.load_error: Exception | None = None
         self.pack_error: Exception | None = None
+        self.finite: tuple[bool, ...] | None = None
         self.packs: list[PackRequest] = []
         self.on_run: Callable[[PackRequest], None] = lambda request: None
 
@@ -51,7 +52,8 @@ class FakeShard:
         self.on_run(request)
         if self.pack_error is not None:
             raise PackFailed(str(self.pack_error))
-        return PackReply((True,) * len(request.items), 0.001, Counters({}, {}))
+        finite = (True,) * len(request.items) if self.finite is None else self.finite
+        return PackReply(finite, 0.001, Counters({}, {}))
 
     async def status(self) -> ShardStatus:
         await self._live()

@@ -27,6 +27,8 @@ class LocalShard:
     """Its times are not measured but in proportion to rows, so that what is packed is always the same.
 
     `holds_pack` while a pack that came after `hold` has its turn; the pack goes on at `let_go`.
+
+    is_spoilt  whether no row that it gives is finite
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class LocalShard:
         self._open = threading.Event()
         self._open.set()
         self.is_dead = False
+        self.is_spoilt = False
         self.holds_pack = False
 
     async def load(self) -> None:
@@ -50,9 +53,10 @@ class LocalShard:
         if self.is_dead:
             raise ShardDied("killed")
         try:
-            return await self._in_thread(self._run, request)
+            reply = await self._in_thread(self._run, request)
         except Exception as error:
             raise PackFailed(str(error)) from error
+        return replace(reply, finite=(False,) * len(reply.finite)) if self.is_spoilt else reply
 
     async def status(self) -> ShardStatus:
         if self.is_dead:

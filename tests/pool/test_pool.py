@@ -109,6 +109,27 @@ async def test_a_shard_that_dies_is_replaced_and_its_pack_runs_again() -> None:
         assert pool.info()["workers"][0]["restarts"] == 1
 
 
+async def test_a_shard_that_spoils_one_item_alone_is_kept() -> None:
+    async with running(config()) as (pool, shards):
+        await encode(pool, toy(1))
+        assert isinstance(await attempt(pool, toy(2, NOT_FINITE)), EncodeFailed)
+        await until(lambda: pool.counters.probes == 1)
+        assert_rows(await encode(pool, toy(3)), 3)
+        assert (len(shards), pool.info()["counters"]["probes"]) == (1, 1)
+
+
+async def test_a_shard_that_spoils_what_it_could_encode_before_is_replaced() -> None:
+    async with running(config()) as (pool, shards):
+        await encode(pool, toy(1))
+        shards[0].is_spoilt = True
+        result = await attempt(pool, toy(2))
+        assert isinstance(result, EncodeFailed)
+        assert result.code == "not_finite"
+        await until(lambda: len(shards) == 2)
+        assert_rows(await encode(pool, toy(3)), 3)
+        assert (pool.info()["workers"][0]["restarts"], pool.counters.probes) == (1, 1)
+
+
 async def test_packs_are_planned_for_the_ladder_of_the_shard_that_is_there_now(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

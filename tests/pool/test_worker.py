@@ -105,6 +105,19 @@ async def test_a_pack_that_fails_in_a_live_shard_does_not_replace_it() -> None:
     assert len(factory.shards) == 1
 
 
+async def test_a_worker_whose_shards_spoil_all_rows_gives_up() -> None:
+    def spoil(shard: FakeShard) -> None:
+        shard.finite = (False,)
+
+    factory = Factory(spoil)
+    worker = await started(factory)
+    while not worker.has_given_up:
+        assert (await worker.run(PACK)).finite == (False,)
+        worker.give_up_shard("spoilt")
+        await settled(worker)
+    assert len(factory.shards) == 3
+
+
 async def test_a_shard_that_never_comes_up_again_makes_the_worker_give_up() -> None:
     def only_the_first_lives(shard: FakeShard) -> None:
         shard.is_dead = shard.number > 0
