@@ -48,13 +48,16 @@ class Answer:
 
 
 class ChunkedResponse(Response):
-    """A body in pieces that are sent as they are, one ASGI message each, under one content-length."""
+    """A body in pieces that are sent as they are, one ASGI message each, under one content-length.
+
+    length  bytes of all pieces
+    """
 
     def __init__(
         self, chunks: Sequence[bytes | memoryview], media_type: str, headers: Mapping[str, str]
     ) -> None:
-        length = sum(len(chunk) for chunk in chunks)
-        super().__init__(headers={**headers, "content-length": str(length)}, media_type=media_type)
+        self.length = sum(len(chunk) for chunk in chunks)
+        super().__init__(headers={**headers, "content-length": str(self.length)}, media_type=media_type)
         self._chunks = chunks
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
