@@ -40,8 +40,7 @@ T = TypeVar("T")
 class Dispatcher:
     """Feeds one worker, which has started, from the batcher through its ring.
 
-    runs          what its shards have run
-    packs_agreed  of the shard that ran last: packs that its ranks have agreed on
+    runs  what its shards have run
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class Dispatcher:
         self.ring = ring
         self.runs = RunHistory()
         self.packs_in_flight = 0
-        self.packs_agreed = 0
+        self._agreed = (0, 0)
         self._proven: PreparedItem | None = None
         self._is_in_doubt = False
         self._batcher = batcher
@@ -76,6 +75,11 @@ class Dispatcher:
         self._copier = ThreadPoolExecutor(ring.address.slots, "ring-copy")
         self._turns = Turns()
         self._loops: list[asyncio.Task[None]] = []
+
+    @property
+    def packs_agreed(self) -> int:
+        """Packs that the ranks of the shard that ran last have agreed on."""
+        return self._agreed[1]
 
     def start(self) -> None:
         """Begin to take packs."""
@@ -164,7 +168,7 @@ class Dispatcher:
         ran = self._clock()
         embeddings = await self._copy(self._read, slot, batch, reply)
         self.runs.note(shard, reply.counters)
-        self.packs_agreed = reply.agreed
+        self._agreed = max(self._agreed, (shard, reply.agreed))
         self._count(batch, reply, None if batch.rung is None else ladder[batch.rung])
         self._judge(batch, reply)
         ended = self._clock()
