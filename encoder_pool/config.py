@@ -165,10 +165,7 @@ class QueueConfig(Section):
     """What a replica holds before it answers 429, and how long it works on a request."""
 
     max_tokens: Positive = Field(65_536, description="Tokens admitted and not yet answered.")
-    max_bytes: Positive = Field(
-        512 * MIB,
-        description="Bytes held: of requests, as sent and as decoded, and of replies until they are sent.",
-    )
+    max_bytes: Positive = Field(512 * MIB, description="Bytes of requests held: as sent, and as decoded.")
     max_requests: Positive = Field(
         512, description="Requests a replica works on at once, waiting ones included."
     )

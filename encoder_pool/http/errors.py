@@ -1,9 +1,9 @@
 """Turns every failure of a request into the one error body, names the request, and counts it.
 
 `Edge` is the outermost layer of the application: it notes when a request came, gives it its id, adds the id
-to the reply, answers what the routes raise, times it all, and lets go of what is held for a reply once that
-is sent. It is pure ASGI, because Starlette's BaseHTTPMiddleware hides disconnects. Cancellation passes
-through untouched. Messages never repeat what the caller sent.
+to the reply, answers what the routes raise, and times it all. It is pure ASGI, because Starlette's
+BaseHTTPMiddleware hides disconnects. Cancellation passes through untouched. Messages never repeat what the
+caller sent.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import re
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 
 from fastapi.exceptions import RequestValidationError
 from pydantic_core import ErrorDetails, to_json
@@ -82,6 +81,7 @@ class Edge:
             return
         request_id = _request_id(Headers(scope=scope).get("x-request-id", ""))
         begun, status = time.monotonic(), None
+        scope.setdefault("state", {}).update(request_id=request_id, started_s=begun)
 
         async def named_send(message: Message) -> None:
             nonlocal status
@@ -91,21 +91,19 @@ class Edge:
                     message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
             await send(message)
 
-        with ExitStack() as held:
-            scope.setdefault("state", {}).update(request_id=request_id, started_s=begun, held=held)
-            try:
-                await self._app(scope, receive, named_send)
-            except ClientDisconnect:
-                logger.info("request %s: the client left before its body was complete", request_id)
-            except Exception as error:
-                _log(error, request_id)
-                if status is not None:
-                    raise
-                answer = as_pool_error(error)
-                self._meter.rejections.labels(answer.code).inc()
-                await error_response(answer)(scope, receive, named_send)
-            finally:
-                self._count(scope, status or CLIENT_LEFT, time.monotonic() - begun)
+        try:
+            await self._app(scope, receive, named_send)
+        except ClientDisconnect:
+            logger.info("request %s: the client left before its body was complete", request_id)
+        except Exception as error:
+            _log(error, request_id)
+            if status is not None:
+                raise
+            answer = as_pool_error(error)
+            self._meter.rejections.labels(answer.code).inc()
+            await error_response(answer)(scope, receive, named_send)
+        finally:
+            self._count(scope, status or CLIENT_LEFT, time.perf_counter() - begun)
 
     def _count(self, scope: Scope, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", OTHER_ROUTE)

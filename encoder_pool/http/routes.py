@@ -100,9 +100,7 @@ def _add_encode(app: FastAPI, service: PoolService) -> None:
             if encoded.shared is not None:
                 return _shared_reply(answer, encoded.shared, watch)
             assert wanted.body is not None, "shared memory is refused by an error where nothing else will do"
-            reply = await _reply(answer, wanted.body, asked.encoding or "base64", watch)
-        request.state.held.callback(reservation.hold_reply(reply.length))
-        return reply
+            return await _reply(answer, wanted.body, asked.encoding or "base64", watch)
 
 
 async def _receive(
@@ -123,7 +121,7 @@ def _shared_reply(answer: Answer, shared: Shared, watch: Stopwatch) -> Response:
     return Response(document, 200, {"server-timing": watch.header()}, SHARED_MEMORY)
 
 
-async def _reply(answer: Answer, media_type: str, encoding: Encoding, watch: Stopwatch) -> ChunkedResponse:
+async def _reply(answer: Answer, media_type: str, encoding: Encoding, watch: Stopwatch) -> Response:
     chunks: list[bytes | memoryview]
     if media_type == JSON:
         chunks = [await asyncio.to_thread(json_document, answer, encoding)]

@@ -98,10 +98,6 @@ class Reservation(Protocol):
         """Hold so many tokens more. Raises Overloaded or TooLarge."""
         ...
 
-    def hold_reply(self, num_bytes: int) -> Callable[[], None]:
-        """Hold the bytes of the reply, which exist already, until what is returned is called, once."""
-        ...
-
     def hand_over(self, num_bytes: int, tokens: int) -> Callable[[], None]:
         """Let go of so much of it: it stays held until what is returned is called, once."""
         ...

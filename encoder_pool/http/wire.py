@@ -48,16 +48,13 @@ class Answer:
 
 
 class ChunkedResponse(Response):
-    """A body in pieces that are sent as they are, one ASGI message each, under one content-length.
-
-    length  bytes of all pieces
-    """
+    """A body in pieces that are sent as they are, one ASGI message each, under one content-length."""
 
     def __init__(
         self, chunks: Sequence[bytes | memoryview], media_type: str, headers: Mapping[str, str]
     ) -> None:
-        self.length = sum(len(chunk) for chunk in chunks)
-        super().__init__(headers={**headers, "content-length": str(self.length)}, media_type=media_type)
+        length = sum(len(chunk) for chunk in chunks)
+        super().__init__(headers={**headers, "content-length": str(length)}, media_type=media_type)
         self._chunks = chunks
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

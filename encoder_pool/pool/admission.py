@@ -63,11 +63,6 @@ class Reservation:
         self.held_tokens -= tokens
         return partial(self._admission.give_back, num_bytes, tokens)
 
-    def hold_reply(self, num_bytes: int) -> Callable[[], None]:
-        """Hold the reply's bytes, which are there and refused to nobody, until what is returned is called."""
-        self._admission.bytes += num_bytes
-        return partial(self._admission.give_back, num_bytes, 0)
-
 
 class Admission:
     """Counts what the replica holds."""

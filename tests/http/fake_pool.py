@@ -64,12 +64,9 @@ def embedding_of(media: Media, dtype: DType = DType.FLOAT32) -> Embedding:
 
 
 class FakeReservation:
-    """`replies` has the bytes of those that are being sent."""
-
-    def __init__(self, most_bytes: int, replies: list[int]) -> None:
+    def __init__(self, most_bytes: int) -> None:
         self.bytes = 0
         self.most_bytes = most_bytes
-        self.replies = replies
 
     def add_bytes(self, num_bytes: int) -> None:
         self.bytes += num_bytes
@@ -78,10 +75,6 @@ class FakeReservation:
 
     def add_tokens(self, tokens: int) -> None:
         raise AssertionError("tokens are the pool's own business")
-
-    def hold_reply(self, num_bytes: int) -> Callable[[], None]:
-        self.replies.append(num_bytes)
-        return lambda: self.replies.remove(num_bytes)
 
     def hand_over(self, num_bytes: int, tokens: int) -> Callable[[], None]:
         raise AssertionError("what is held is the pool's own business")
@@ -95,7 +88,6 @@ class FakePool:
 
     def __init__(self, config: PoolConfig | None = None) -> None:
         self.config = config or fake_config()
-        self.replies: list[int] = []
         self.modalities = frozenset({Modality.IMAGE, Modality.AUDIO})
         self.meter = Meter()
         self.failure: BaseException | None = None
@@ -112,7 +104,7 @@ class FakePool:
     def admit(self) -> Iterator[FakeReservation]:
         self.admitted += 1
         try:
-            yield FakeReservation(self.most_bytes, self.replies)
+            yield FakeReservation(self.most_bytes)
         finally:
             self.admitted -= 1
 

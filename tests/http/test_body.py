@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import suppress
 
 import httpx
 import pytest
@@ -16,14 +15,6 @@ from tests.http.samples import image_part, json_request, png
 
 BODY = json.dumps(json_request(image_part(png()))).encode()
 LIMITS = LimitsConfig(max_body_bytes=1000)
-
-POST: Scope = {
-    "type": "http",
-    "method": "POST",
-    "path": "/v1/encode",
-    "query_string": b"",
-    "headers": [(b"content-type", b"application/json")],
-}
 
 
 async def _post(pool: FakePool, content: bytes | AsyncIterator[bytes], **headers: str) -> httpx.Response:
@@ -109,34 +100,16 @@ async def test_a_client_that_leaves_during_its_upload_is_not_answered(
     async def send(message: Message) -> None:
         sent.append(message)
 
-    await build_app(pool)(POST, receive, send)
+    scope: Scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/encode",
+        "query_string": b"",
+        "headers": [(b"content-type", b"application/json")],
+    }
+    await build_app(pool)(scope, receive, send)
     assert (sent, pool.calls, pool.admitted) == ([], [], 0)
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
-
-
-@pytest.mark.parametrize("leaves", [False, True])
-async def test_a_reply_is_held_until_it_is_sent_or_its_caller_has_left(leaves: bool) -> None:
-    pool = FakePool()
-    held: list[list[int]] = []
-    sent = 0
-
-    async def receive() -> Message:
-        return {"type": "http.request", "body": BODY, "more_body": False}
-
-    async def send(message: Message) -> None:
-        nonlocal sent
-        held.append(list(pool.replies))
-        sent += len(message.get("body", b""))
-        if leaves and sent:
-            raise OSError
-
-    with suppress(OSError):
-        await build_app(pool)(POST, receive, send)
-    assert len(held) > 1
-    assert all(each == held[0] for each in held)
-    (length,) = held[0]
-    assert sent == length or leaves
-    assert pool.replies == []
 
 
 async def test_an_upload_that_stalls_ends_at_its_limit_and_holds_nothing() -> None:

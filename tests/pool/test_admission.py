@@ -120,15 +120,3 @@ def test_what_is_handed_over_outlasts_its_request_until_it_is_given_back() -> No
     assert (door.requests, door.bytes, door.tokens) == (0, 20, 600)
     give_back()
     assert (door.bytes, door.tokens) == (0, 0)
-
-
-def test_bytes_of_a_reply_are_held_beyond_the_request_and_beyond_the_limit() -> None:
-    door = admission()
-    with door.request() as held:
-        held.add_bytes(900)
-        give_back = held.hold_reply(5000)
-    assert (door.requests, door.bytes) == (0, 5000)
-    with door.request() as other, pytest.raises(Overloaded):
-        other.add_bytes(1)
-    give_back()
-    assert door.bytes == 0
