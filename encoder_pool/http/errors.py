@@ -103,7 +103,7 @@ class Edge:
             self._meter.rejections.labels(answer.code).inc()
             await error_response(answer)(scope, receive, named_send)
         finally:
-            self._count(scope, status or CLIENT_LEFT, time.perf_counter() - begun)
+            self._count(scope, status or CLIENT_LEFT, time.monotonic() - begun)
 
     def _count(self, scope: Scope, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", OTHER_ROUTE)

@@ -26,6 +26,9 @@ FALLBACK_HTTP, FALLBACK_GRPC, STATS, METRICS, FIRST_REPLICA = range(5)
 FIRST_REPLICA_GRPC = 52
 """Where, among the ports of replicas, those for gRPC begin."""
 PORTS_PROBED = 12
+STALLED_S = 60
+"""A caller who takes nothing of its reply for so long is cut off: the replica's server holds the rest of it.
+Serve's default is an hour."""
 
 
 @contextmanager
@@ -125,4 +128,5 @@ def _environment(folder: Path, ports: range, drain_s: float) -> dict[str, str]:
         "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT": str(ports[FIRST_REPLICA_GRPC]),
         "RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT": str(ports[-1]),
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(drain_s),
+        "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(STALLED_S),
     }

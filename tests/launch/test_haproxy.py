@@ -33,7 +33,11 @@ def test_services_at_the_same_time_share_no_port_and_no_file(stack: ExitStack) -
         for other in several[:at]:
             assert not ports_of(one) & ports_of(other)
             shared = {name for name in one if one[name] == other[name]}
-            assert shared == {"RAY_SERVE_ENABLE_HA_PROXY", "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"}
+            assert shared == {
+                "RAY_SERVE_ENABLE_HA_PROXY",
+                "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S",
+                "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S",
+            }
 
 
 def test_a_block_is_free_again_when_its_service_ends() -> None:
