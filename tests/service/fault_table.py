@@ -37,7 +37,7 @@ class FaultTable:
     def note(self, fault: str, endings: Iterable[object], recovered_s: float | None = None) -> None:
         """A fault, how each of the requests ended, and when all was well; None if nothing was mended."""
         counted = Counter(map(str, endings))
-        shown = ", ".join(f"{count} x {ending}" for ending, count in counted.items())
+        shown = ", ".join(f"{count} x {ending}" for ending, count in counted.items()) or "-"
         self.rows.append(_Row(fault, shown, recovered_s))
 
     def write(self, path: Path) -> None:
