@@ -15,7 +15,7 @@ INDEX = $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 RUN = $(VENV)/bin/
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-cluster test-gpu faults soak fuzz lint format typecheck weights clean
+.PHONY: help demo serve test test-services test-rest test-cluster test-gpu faults soak fuzz lint format typecheck weights clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -27,7 +27,14 @@ serve: $(VENV)/.demo  ## serve CONFIG on PORT until Ctrl-C
 	$(RUN)encoder-pool serve $(CONFIG) --port $(PORT)
 
 test: $(VENV)/.dev  ## run all tests, with real weights, real Ray Serve and real HTTP
-	$(RUN)pytest
+	@echo "services and everything else in two processes; each tells when it is through"
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-services test-rest
+
+test-services: $(VENV)/.dev
+	$(RUN)pytest -m "service and not cluster"
+
+test-rest: $(VENV)/.dev
+	$(RUN)pytest -m "not service and not cluster" -p no:cacheprovider
 
 test-cluster: $(VENV)/.dev  ## run a pool on several Ray nodes of this machine: one is added, one drained
 	$(RUN)pytest -m cluster tests/cluster

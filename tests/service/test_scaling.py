@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 
@@ -60,21 +61,31 @@ class Burst:
                 self.statuses[reply.status_code] += 1
 
 
+def rows_of(info: httpx.Response) -> dict[str, bool]:
+    """Whether each replica that a reply of /info shows is stale."""
+    view = info.json()["pool"]
+    return {row["replica"]: row["is_stale"] for row in view["replicas"]} if view else {}
+
+
+def live_of(rows: dict[str, bool]) -> set[str]:
+    return {name for name, is_stale in rows.items() if not is_stale}
+
+
 class Watcher:
     """What the pool shows of itself, by whatever replica the proxy chooses."""
 
     def __init__(self, url: str) -> None:
         self._url = url
         self._highest = 0.0
+        self._next_scrape_s = 0.0
 
     def rows(self) -> dict[str, bool]:
         """Whether each replica is stale."""
         reply = self._get("/info")
-        view = reply.json()["pool"] if reply is not None else None
-        return {row["replica"]: row["is_stale"] for row in view["replicas"]} if view else {}
+        return {} if reply is None else rows_of(reply)
 
     def live(self) -> set[str]:
-        return {name for name, is_stale in self.rows().items() if not is_stale}
+        return live_of(self.rows())
 
     def two(self) -> set[str]:
         """The two replicas, once they are there."""
@@ -87,10 +98,22 @@ class Watcher:
         wait_until(are_two, WAIT_S)
         return seen[-1]
 
+    def wait_until_both_show(self, two: set[str]) -> None:
+        """Until each of the two has answered with both of them."""
+        showing: set[str] = set()
+
+        def both_show() -> bool:
+            reply = self._get("/info")
+            if reply is not None and live_of(rows_of(reply)) == two:
+                showing.add(reply.json()["replica"]["replica"])
+            return showing == two
+
+        wait_until(both_show, WAIT_S)
+
     def wait_for_more(self) -> None:
-        """Until items are counted that were not, at a scraper's pace; never are there fewer than before."""
+        """Until items are counted that were not; never are there fewer than before."""
         before = self._highest
-        wait_until(lambda: self._items() > before, WAIT_S, every_s=STALE_S)
+        wait_until(lambda: self._items() > before, WAIT_S)
 
     def wait_for_all_to_know(self) -> None:
         """Until both replicas have seen what one of them has shown."""
@@ -105,7 +128,10 @@ class Watcher:
         wait_until(both_know, WAIT_S)
 
     def _items(self) -> float:
+        """At a scraper's pace: to two who ask at once two replicas may tell what is seconds apart."""
+        time.sleep(max(0.0, self._next_scrape_s - time.monotonic()))
         reply = self._get("/metrics")
+        self._next_scrape_s = time.monotonic() + STALE_S
         if reply is None:
             return self._highest
         wanted = {"model": "toy", "modality": "image", "outcome": "ok"}
@@ -156,8 +182,7 @@ def test_without_work_there_is_no_replica_and_the_first_request_starts_one_and_w
 
 
 def test_a_burst_brings_a_second_replica_and_both_show_the_whole_pool(burst: Burst, watcher: Watcher) -> None:
-    two = watcher.two()
-    assert all(watcher.live() == two for _ in range(6))
+    watcher.wait_until_both_show(watcher.two())
     watcher.wait_for_more()
     assert set(burst.statuses) == {200}
 
