@@ -142,7 +142,8 @@ def _largest_eager(runner: Runner, tower: Tower) -> int:
             runner.run(Batch.filling(tower, runner.ladder[position].capacity, runner.device), None)
         except Exception as error:  # whatever it is, smaller sizes may do
             budget = runner.ladder[position].budget
-            logger.warning("eager is not timed at budget %d: %s", budget, error)
+            # As text: whoever keeps the record would keep all that the run had in memory.
+            logger.warning("eager is not timed at budget %d: %s", budget, str(error))
             position //= 2
         else:
             break

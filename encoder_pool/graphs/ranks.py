@@ -9,6 +9,7 @@ the others will, and a process whose peer is gone can only end. Knows no model, 
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -68,6 +69,13 @@ class JoinedRanks:
             return reading.item()
 
         return read
+
+    def all_have(self, text: str) -> bool:
+        """Whether all ranks, which ask this together, have the same text."""
+        number = zlib.crc32(text.encode())
+        extremes = torch.tensor([number, -number], device=self._device)
+        dist.all_reduce(extremes, dist.ReduceOp.MAX)
+        return extremes.tolist() == [number, -number]
 
     def leave(self) -> None:
         """End the group, which nobody uses any more. A process that ends need not."""

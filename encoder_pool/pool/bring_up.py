@@ -33,6 +33,9 @@ Clock = Callable[[], float]
 Report = Callable[[Phase, float], None]
 """Called with the phase, and the fraction of it that is done."""
 
+Agreed = Callable[[str], bool]
+"""Whether all ranks of a split tower, each of which asks, have the same text."""
+
 MEMORY_GROWN = 1.05
 """With more memory free than by this factor, a ladder that want of it ended is found again."""
 TUNE = "tuning"
@@ -48,6 +51,11 @@ class BroughtUp(NamedTuple):
     start_s: Mapping[str, float]
 
 
+def _alone(text: str) -> bool:
+    """For a tower that is not split."""
+    return True
+
+
 def bring_up(
     subject: Subject,
     card: Card,
@@ -56,13 +64,15 @@ def bring_up(
     clock: Clock,
     report: Report,
     wall: Clock = time.perf_counter,
+    agreed: Agreed = _alone,
 ) -> BroughtUp:
     """Have the runner capture what may be, and know its times. Raises RuntimeError if no rung can be.
 
-    clock  seconds, read when the device has done all that it was asked to
-    wall   seconds by which is decided how long to measure
+    clock   seconds, read when the device has done all that it was asked to
+    wall    seconds by which is decided how long to measure
+    agreed  what an earlier start kept is taken only by all ranks: one that measures waits for the others
     """
-    return _Start(subject, card, tower, runner, clock, report, wall).through()
+    return _Start(subject, card, tower, runner, clock, report, wall, agreed).through()
 
 
 class _Start:
@@ -82,6 +92,7 @@ class _Start:
         clock: Clock,
         report: Report,
         wall: Clock,
+        agreed: Agreed,
     ) -> None:
         self._subject = subject
         self._card = card
@@ -90,6 +101,7 @@ class _Start:
         self._clock = clock
         self._report = report
         self._wall = wall
+        self._agreed = agreed
         self._config = subject.ladder
         self._free_bytes = runner.free_bytes
         self._lost: list[NotCaptured] = []
@@ -112,8 +124,10 @@ class _Start:
         return BroughtUp(table, self._not_captured, known.at, self._start_s)
 
     def _known(self) -> Measured | None:
-        """What an earlier start kept, unless that was short of memory that there is now."""
+        """What an earlier start kept, unless that was short of memory that there is now, or ranks differ."""
         known = load(self._subject, self._card)
+        if not self._agreed("" if known is None else known.digest):
+            return None
         bound = None if known is None else known.memory_bound_at
         return known if bound is None or self._free_bytes <= bound * MEMORY_GROWN else None
 

@@ -17,6 +17,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -162,12 +163,15 @@ class Shard:
         from encoder_pool.pool.bring_up import bring_up
 
         self._runner, self._staging, clock = self._on_device()
-        wall: Callable[[], float] = time.perf_counter
-        if self._ranks is not None:  # what is decided by a time, all ranks decide alike
-            clock, wall = self._ranks.latest(clock), self._ranks.latest(wall)
+        ranks = self._ranks
         subject = Subject.of(self._config, self._checkpoint, self._ladder)
+        start = partial(bring_up, subject, self._card(), self._tower, self._runner)
         with self._staging.stream():
-            found = bring_up(subject, self._card(), self._tower, self._runner, clock, self._at, wall)
+            if ranks is None:
+                found = start(clock, self._at)
+            else:  # what is decided by a time or a file, all ranks decide alike
+                wall = ranks.latest(time.perf_counter)
+                found = start(ranks.latest(clock), self._at, wall, ranks.all_have)
         self._at(Phase.SERVE, 1.0)
         return ShardReport(
             ladder=self._runner.ladder,

@@ -72,12 +72,13 @@ class Starts:
         self.runner: SmallRunner
         self.tower: TimedTower
 
-    def __call__(self, *failing_rows: int, total_bytes: int = 1 << 40) -> BroughtUp:
+    def __call__(self, *failing_rows: int, total_bytes: int = 1 << 40, **options: Any) -> BroughtUp:
         self.tower = TimedTower(*failing_rows)
         self.runner = SmallRunner(self.tower, LADDER)
         self.runner.total_bytes = total_bytes
         self.phases = []
-        return bring_up(self.subject, CARD, self.tower, self.runner, self.tower.clock, self._report)
+        clock = self.tower.clock
+        return bring_up(self.subject, CARD, self.tower, self.runner, clock, self._report, **options)
 
     @property
     def budgets(self) -> list[int]:
@@ -139,6 +140,23 @@ def test_a_warm_start_measures_nothing_and_has_the_same(ladder: dict[str, Any], 
     assert start.tower.tuned == []
     assert start.tower.choices == choices
     assert len(measured) == 1
+
+
+def test_what_an_earlier_start_kept_is_taken_by_all_ranks_or_by_none(measured: list[int]) -> None:
+    start = Starts(**NUMBERS)
+    told: list[str] = []
+
+    def differ(text: str) -> bool:
+        told.append(text)
+        return False
+
+    start(agreed=differ)
+    start(agreed=differ)
+    assert start.phases == [Phase.CAPTURE, Phase.MEASURE]
+    assert measured == [4, 4]
+    nothing, kept = told
+    assert not nothing
+    assert kept
 
 
 def test_a_damaged_file_is_measured_anew_and_then_found(measured: list[int], tmp_path: Path) -> None:

@@ -152,6 +152,16 @@ def test_ranks_read_the_same_from_a_clock_they_share(ranks: Pair) -> None:
     assert ranks.call(read_clock) == [[11.0, 20.0]] * 2
 
 
+def have(rank: int, *texts: str) -> bool:
+    """Each the text in its own place."""
+    return _joined.all_have(texts[rank])
+
+
+@pytest.mark.parametrize("texts", [("", ""), ("one", "one"), ("one", "other"), ("", "one"), ("one", "")])
+def test_ranks_know_whether_they_have_the_same(ranks: Pair, texts: tuple[str, str]) -> None:
+    assert ranks.call(have, *texts) == [texts[0] == texts[1]] * 2
+
+
 @pytest.mark.parametrize("pack", PACKS)
 def test_two_ranks_give_the_rows_of_one(case: Case, pack: str) -> None:
     case.assert_same(PACKS[pack], case.whole.top)
@@ -229,7 +239,7 @@ def test_sums_of_nccl_are_recorded_and_replayed(
     whole, split = (Proof.of(subject, "masked", ranks) for ranks in (ALONE, lone_nccl))
     tower: Any = whole.tower
     assert recorded.count(True) == len(whole.runner.ladder) * 2 * len(tower.encoder.tower.blocks)
-    samples = subject.samples(REAL.mixed[:1] if rung == 0 else REAL.mixed)
+    samples = subject.samples((Grid(1, 16, 16),) if rung == 0 else REAL.mixed)
     assert torch.equal(split.run(samples, rung), whole.run(samples, rung))
 
 
