@@ -28,7 +28,8 @@ from tests.launch.toy_service import toy_document, toy_entry, write
 
 ROOT = Path(__file__).parents[1]
 COMMAND = Path(sys.executable).with_name("encoder-pool")
-LIMIT_S = 5.0
+LIMIT_S = 60.0
+"""For what ends at once on any machine that is not busy."""
 MARK = "ENCODER_POOL_TEST_MARK"
 SLOW_ADAPTER = """
 import time
@@ -55,12 +56,12 @@ class Ended(NamedTuple):
     err: str
 
 
-def encoder_pool(*arguments: str | Path, limit_s: float = LIMIT_S) -> Ended:
+def encoder_pool(*arguments: str | Path) -> Ended:
     """Run a command to its end, which must come in time and leave no process."""
     mark = uuid.uuid4().hex
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80", MARK: mark}
     result = subprocess.run(
-        [COMMAND, *arguments], capture_output=True, text=True, timeout=limit_s, env=environment
+        [COMMAND, *arguments], capture_output=True, text=True, timeout=LIMIT_S, env=environment
     )
     assert not left_behind(mark)
     assert "Traceback" not in result.stderr
@@ -283,7 +284,7 @@ def test_the_configuration_is_listed_with_every_key() -> None:
 def test_encoding_without_a_server_fails_and_says_so(tmp_path: Path) -> None:
     media = tmp_path / "a.jpg"
     media.write_bytes(b"not looked at")
-    ended = encoder_pool("encode", media, "--url", f"http://127.0.0.1:{free_port()}/image", limit_s=15.0)
+    ended = encoder_pool("encode", media, "--url", f"http://127.0.0.1:{free_port()}/image")
     assert ended.status == 1
     assert ended.out == ""
     assert ended.err.startswith("encoder-pool: ")
