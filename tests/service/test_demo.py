@@ -183,7 +183,7 @@ def test_a_client_that_leaves_costs_nothing_afterwards(demo: Service, photo: byt
         for data in photos[:30]:
             leaver = leavers.enter_context(socket.create_connection(("127.0.0.1", demo.port)))
             leaver.sendall(head + data)  # in one write: apart, even a proxy that splices sees them leave
-        wait_until(lambda: demo.info(demo.image)["held"]["queued_items"] >= 18, 5, every_s=0.01)
+        wait_until(lambda: demo.info(demo.image)["held"]["queued_items"] >= 18, 30, every_s=0.01)
     with socket.create_connection(("127.0.0.1", demo.port)) as leaver:
         leaver.sendall(head + photos[30][:100])
     wait_until(lambda: not any(demo.info(demo.image)["held"].values()), 20)
