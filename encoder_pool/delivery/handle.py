@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 SECRET_BYTES = 16
@@ -28,6 +29,7 @@ class Handle:
     claim_s: float
 
 
+@cache
 def host_identity() -> str:
     """Names this boot of this kernel, the network namespace, and the user: three words joined by dots.
 

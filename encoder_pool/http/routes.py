@@ -1,7 +1,7 @@
 """The routes of one model's pool as an ASGI application.
 
-The way of a request is `encode`: headers, admission, body, items, embeddings, reply. Everything that takes
-time in proportion to the body runs in a thread. Ray Serve mounts the application under a prefix
+The way of a request is `encode`: headers, admission, body, items, embeddings, reply. What takes time in
+proportion to a large body runs in a thread. Ray Serve mounts the application under a prefix
 (`root_path`), and cancels the handler when a client leaves, so nothing here watches for disconnects.
 Knows nothing of Ray or torch.
 """
@@ -47,6 +47,9 @@ from encoder_pool.http.wire import (
     shared_document,
 )
 from encoder_pool.metrics.families import CONTENT_TYPE
+
+SMALL_BODY_BYTES = 1 << 16
+"""Parsing no more than this takes less than handing it to a thread."""
 
 
 def build_app(service: PoolService, *, keys: Keys | None = None, behind_serve: bool = False) -> FastAPI:
@@ -109,7 +112,9 @@ async def _receive(
     chunks = await read_body(request, service.config.limits, reservation, deadline)
     watch.lap("receive")
     content_type = request.headers.get("content-type", "")
-    asked = await asyncio.to_thread(parse, chunks, content_type, request.query_params, service)
+    body = chunks, content_type, request.query_params, service
+    is_small = sum(map(len, chunks)) <= SMALL_BODY_BYTES
+    asked = parse(*body) if is_small else await asyncio.to_thread(parse, *body)
     watch.lap("parse")
     service.meter.media_bytes.labels(body_kind(content_type)).inc(sum(len(one.data) for one in asked.media))
     return asked

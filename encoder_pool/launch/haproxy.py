@@ -129,4 +129,7 @@ def _environment(folder: Path, ports: range, drain_s: float) -> dict[str, str]:
         "RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT": str(ports[-1]),
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(drain_s),
         "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(STALLED_S),
+        # Nothing of ours blocks a replica's event loop, and a thread of its own would hand every request's
+        # head, body and reply from one loop to another.
+        "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
     }

@@ -32,6 +32,8 @@ def frames_that_fit(grid: Grid, geometry: Geometry, ladder: Sequence[Rung]) -> t
 
     For towers whose attention is per frame, where a video costs what its frames cost.
     """
+    if grid.t == 1:
+        return (grid,)
     frame = geometry.cost(grid._replace(t=1))
     most = max([1, *(_times_in(frame, rung.capacity) for rung in ladder)])
     count = ceil(grid.t / most)

@@ -37,6 +37,7 @@ def test_services_at_the_same_time_share_no_port_and_no_file(stack: ExitStack) -
                 "RAY_SERVE_ENABLE_HA_PROXY",
                 "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S",
                 "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S",
+                "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD",
             }
 
 
