@@ -7,6 +7,7 @@ own actor error, which Serve answers by replacing the replica at once.
 
 from __future__ import annotations
 
+import sys
 import time
 from functools import partial
 from typing import Any
@@ -37,12 +38,16 @@ from encoder_pool.weights import ensure
 
 FIRST_SHARD_BUNDLE = 1
 """Bundle 0 of the replica's placement group is the replica itself."""
+SWITCH_INTERVAL_S = 0.0005
+"""A thread that copies or decodes comes back for Python's lock once an item. Under load the event loop gives
+it up only when it must: with Python's own 5 ms a pack of 26 images took 79 ms to copy."""
 
 
 class EncoderPool:
     """One replica of a model's pool."""
 
     async def __init__(self, config: PoolConfig) -> None:  # type: ignore[misc]  # Serve awaits it
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._keys = load_keys(config.auth)
         checkpoint = ensure(config.model.checkpoint)
         adapter = adapter_class(config.model.adapter)(checkpoint)
