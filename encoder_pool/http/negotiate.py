@@ -9,6 +9,7 @@ is no number is dropped. Knows nothing of how the representations are written.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from encoder_pool.errors import NotAcceptable
@@ -51,7 +52,8 @@ class Choice(NamedTuple):
     sharing: Sharing
 
 
-def negotiate(accept: Sequence[str], *, prefers_json: bool, why_not_shared: str | None) -> Choice:
+@lru_cache(maxsize=64)
+def negotiate(accept: tuple[str, ...], *, prefers_json: bool, why_not_shared: str | None) -> Choice:
     """What all Accept headers ask for; NotAcceptable if nothing will do.
 
     why_not_shared  what keeps this request from shared memory, for people; None if nothing does

@@ -89,7 +89,7 @@ def _add_encode(app: FastAPI, service: PoolService) -> None:
         watch = Stopwatch(request.state.started_s)
         deadline = deadline_of(request, service.config.queue)
         check_content_type(request.headers.get("content-type", ""))
-        accept = request.headers.getlist("accept")
+        accept = tuple(request.headers.getlist("accept"))
         why_not = why_not_shared(request, service.config.delivery)
         # What the body may prefer decides ties only: if nothing will do, nothing has to be read.
         negotiate(accept, prefers_json=False, why_not_shared=why_not)

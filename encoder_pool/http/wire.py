@@ -60,9 +60,10 @@ class ChunkedResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the start and every piece."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        for chunk in self._chunks:
+        *before, last = self._chunks
+        for chunk in before:
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        await send({"type": "http.response.body", "body": last, "more_body": False})
 
 
 def safetensors_chunks(answer: Answer) -> list[bytes | memoryview]:

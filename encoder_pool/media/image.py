@@ -172,7 +172,7 @@ def _on_white(image: Image.Image) -> Image.Image:
     if image.mode in ("I", "F"):
         raise UnsupportedMedia("an image of 32-bit samples has no known range; send 8 or 16 bits a channel")
     if not image.has_transparency_data:
-        return image.convert("RGB")
+        return image if image.mode == "RGB" else image.convert("RGB")
     coloured = image.convert("RGBA")
     white = Image.new("RGB", image.size, "white")
     white.paste(coloured, mask=coloured)

@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from encoder_pool.media.bands import resize
+
 Pixels = npt.NDArray[np.uint8]
 
 
@@ -31,7 +33,7 @@ class ShortestEdgeThenCrop:
     def __call__(self, pixels: Pixels) -> Pixels:
         """(height, width, 3) uint8 to (crop_height, crop_width, 3) uint8, contiguous."""
         height, width, _ = pixels.shape
-        resized = np.asarray(Image.fromarray(pixels).resize(self._size(width, height), self.resample))
+        resized = resize(pixels, *self._size(width, height), self.resample)
         rows_from, rows_to = _centre(resized.shape[0], self.crop_height)
         columns_from, columns_to = _centre(resized.shape[1], self.crop_width)
         cropped = np.zeros((self.crop_height, self.crop_width, 3), np.uint8)
@@ -39,9 +41,9 @@ class ShortestEdgeThenCrop:
         return cropped
 
     def _size(self, width: int, height: int) -> tuple[int, int]:
-        """Width and height after resizing; the longer side is rounded down."""
+        """Height and width after resizing; the longer side is rounded down."""
         longer = int(self.shortest_edge * max(width, height) / min(width, height))
-        return (self.shortest_edge, longer) if width <= height else (longer, self.shortest_edge)
+        return (longer, self.shortest_edge) if width <= height else (self.shortest_edge, longer)
 
 
 def _centre(size: int, crop: int) -> tuple[slice, slice]:

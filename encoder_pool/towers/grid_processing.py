@@ -22,6 +22,7 @@ from PIL import Image
 from encoder_pool.config import LimitsConfig
 from encoder_pool.core import Grid, Media, Modality, Source
 from encoder_pool.errors import TooLarge, UndecodableMedia, UnsupportedMedia
+from encoder_pool.media.bands import resize
 from encoder_pool.media.image import decode_image
 from encoder_pool.media.smart_resize import Padded, Size
 from encoder_pool.media.video import Clip, Selection, decode_video
@@ -163,7 +164,7 @@ def _fit(pixels: Pixels, target: Padded, resample: Image.Resampling) -> Pixels:
     height, width = target.resized
     # Pillow copies if the size is the same; a frame of a video is often as wanted.
     same = pixels.shape[:2] == target.resized
-    resized = pixels if same else np.array(Image.fromarray(pixels).resize((width, height), resample))
+    resized = pixels if same else resize(pixels, height, width, resample)
     if target.padded == target.resized:
         return resized
     padded = np.zeros((*target.padded, 3), np.uint8)
