@@ -87,7 +87,8 @@ _HEADERS = {
     "x-should-retry": "`false` where the same request will fail again.",
 }
 
-DESCRIPTION = f"""\
+ENCODE_PATH = "/v1/encode"
+_DESCRIPTION = f"""\
 Answers `{SAFETENSORS}` unless `Accept` asks for `{JSON}`: tensors `embeddings.0`, `embeddings.1`, ...
 of shape (tokens, width) in the order of the items, and in `__metadata__` the strings `request_id`, `model`
 and `items`, the last a JSON list of what `ItemInfo` describes. Items stand or fall together; `param` names
@@ -109,6 +110,7 @@ class DocumentedApp(FastAPI):
     def openapi(self) -> dict[str, Any]:
         """The document; built once."""
         schema = super().openapi()
+        schema["paths"] = {ENCODE_PATH: {"post": _encode_operation()}, **schema["paths"]}
         _, extra = models_json_schema(
             [
                 (EncodeBody, "validation"),
@@ -137,9 +139,12 @@ def _add_key(schema: dict[str, Any]) -> None:
                 operation["responses"][str(Unauthorized.status)] = _error(Unauthorized.status)
 
 
-def encode_operation() -> dict[str, Any]:
-    """Parameters, body and 200 of the encode route, as OpenAPI."""
+def _encode_operation() -> dict[str, Any]:
     return {
+        "operationId": "encode",
+        "summary": "Turn images and audio clips into embeddings",
+        "description": _DESCRIPTION.rstrip(),
+        "responses": _encode_responses(),
         "parameters": [
             _header("x-request-id", {"type": "string"}, "Up to 128 of `A-Z a-z 0-9 . _ : / + = @ -`."),
             _header(
@@ -161,7 +166,7 @@ def encode_operation() -> dict[str, Any]:
     }
 
 
-def encode_responses() -> dict[int | str, dict[str, Any]]:
+def _encode_responses() -> dict[str, dict[str, Any]]:
     """All statuses of the encode route: 200 and one for each class of error."""
     binary = {"schema": {"type": "string", "format": "binary"}}
     content = {
@@ -171,11 +176,11 @@ def encode_responses() -> dict[int | str, dict[str, Any]]:
         SHARED_MEMORY: {"schema": _ref("SharedReply")},
     }
     headers = _reply_headers("x-request-id", "Server-Timing")
-    responses: dict[int | str, dict[str, Any]] = {
-        200: {"description": "One embedding for each item.", "content": content, "headers": headers}
+    responses: dict[str, dict[str, Any]] = {
+        "200": {"description": "One embedding for each item.", "content": content, "headers": headers}
     }
     for kind in ERROR_CODES:
-        responses[kind.status] = _error(kind.status)
+        responses[str(kind.status)] = _error(kind.status)
     return responses
 
 

@@ -18,6 +18,8 @@ from fastapi.exceptions import RequestValidationError
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Match, Route
+from starlette.types import Scope
 
 from encoder_pool.auth import Keys
 from encoder_pool.errors import Unavailable
@@ -25,7 +27,7 @@ from encoder_pool.http.auth import KeyGuard
 from encoder_pool.http.body import Deadline, deadline_of, read_body
 from encoder_pool.http.errors import Edge, answer_framework_error
 from encoder_pool.http.negotiate import JSON, SHARED_MEMORY, negotiate
-from encoder_pool.http.openapi import DESCRIPTION, DocumentedApp, encode_operation, encode_responses
+from encoder_pool.http.openapi import ENCODE_PATH, DocumentedApp
 from encoder_pool.http.parse import EncodeRequest, body_kind, check_content_type, parse
 from encoder_pool.http.schema import (
     Encoding,
@@ -75,16 +77,19 @@ def build_app(service: PoolService, *, keys: Keys | None = None, behind_serve: b
     return app
 
 
+class _PlainRoute(Route):
+    """A route without FastAPI's layers, which take a tenth of a small request's time and have nothing to do.
+
+    It tells its path to `Edge`, as FastAPI's own routes do.
+    """
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """See Route."""
+        match, found = super().matches(scope)
+        return match, {**found, "route": self}
+
+
 def _add_encode(app: FastAPI, service: PoolService) -> None:
-    @app.post(
-        "/v1/encode",
-        operation_id="encode",
-        summary="Turn images and audio clips into embeddings",
-        description=DESCRIPTION,
-        responses=encode_responses(),
-        openapi_extra=encode_operation(),
-        response_class=Response,
-    )
     async def encode(request: Request) -> Response:
         watch = Stopwatch(request.state.started_s)
         deadline = deadline_of(request, service.config.queue)
@@ -104,6 +109,8 @@ def _add_encode(app: FastAPI, service: PoolService) -> None:
                 return _shared_reply(answer, encoded.shared, watch)
             assert wanted.body is not None, "shared memory is refused by an error where nothing else will do"
             return await _reply(answer, wanted.body, asked.encoding or "base64", watch)
+
+    app.router.routes.append(_PlainRoute(ENCODE_PATH, encode, methods=["POST"]))
 
 
 async def _receive(

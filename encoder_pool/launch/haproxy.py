@@ -29,6 +29,8 @@ PORTS_PROBED = 12
 STALLED_S = 60
 """A caller who takes nothing of its reply for so long is cut off: the replica's server holds the rest of it.
 Serve's default is an hour."""
+BUFFER_BYTES = 1 << 16
+"""Of each of HAProxy's two buffers of a request: what it moves in one go. Its default is 16 KiB."""
 
 
 @contextmanager
@@ -60,11 +62,13 @@ def _haproxy() -> Path:
 
 
 def _write_wrapper(wrapper: Path, binary: Path) -> None:
-    """The binary with splicing off, as a command for Serve to start."""
+    """The binary with what Serve has no settings for, as a command for Serve to start."""
+    settings = wrapper.with_name("settings.cfg")
+    settings.write_text(f"global\n    tune.bufsize {BUFFER_BYTES}\n")
     # Serve's template has `option splice-request`. Where a request's head and body arrive together, HAProxy
     # then splices and no longer sees that the client closes, so `abortonclose` does nothing and whoever
     # left is still encoded. Serve has no setting for it; -dS turns splicing off for the whole process.
-    wrapper.write_text(f'#!/bin/sh\nexec {shlex.quote(str(binary))} -dS "$@"\n')
+    wrapper.write_text(f'#!/bin/sh\nexec {shlex.quote(str(binary))} -dS -f {settings} "$@"\n')
     wrapper.chmod(0o700)
 
 

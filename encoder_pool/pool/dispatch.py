@@ -37,6 +37,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+SMALL_COPY_BYTES = 1 << 22
+"""Half a millisecond of copying: a thread that is woken, and wakes the event loop again, takes no less."""
+
+
 class Dispatcher:
     """Feeds one worker, which has started, from the batcher through its ring.
 
@@ -65,13 +69,14 @@ class Dispatcher:
         self._batcher = batcher
         self._adapter = adapter
         self._dtype = dtype
+        self._row_bytes = adapter.width * dtype.storage.itemsize
         self._counters = counters
         self._meter = meter
         self._rate = rate
         self._clock = clock
         self._report = worker.report
         self._planner = _planner(worker.report)
-        # Copies to and from the ring are megabytes: on the event loop they would stall every request.
+        # Large copies to and from the ring: on the event loop they would stall every request.
         self._copier = ThreadPoolExecutor(ring.address.slots, "ring-copy")
         self._turns = Turns()
         self._loops: list[asyncio.Task[None]] = []
@@ -146,7 +151,9 @@ class Dispatcher:
         pack = self._choose([self._proven.cost])
         try:
             async with self._turns.shared():
-                layout = await self._copy(lay_out, [self._proven], self.ring.input(slot))
+                layout = await self._copy(
+                    self._proven.data.nbytes, lay_out, [self._proven], self.ring.input(slot)
+                )
                 await self.worker.wait_ready()
                 reply = await self.worker.run(PackRequest(slot, pack.rung, layout))
             is_good = all(reply.finite)
@@ -160,13 +167,15 @@ class Dispatcher:
 
     async def _encode(self, slot: int, batch: Batch) -> None:
         begun = self._clock()
-        request = await self._copy(self._write, slot, batch)
+        arrays = sum(job.item.data.nbytes for job in batch.jobs)
+        request = await self._copy(arrays, self._write, slot, batch)
         written = self._clock()
         await self.worker.wait_ready()
         shard, ladder = self.worker.restarts, self.worker.report.ladder
         reply = await self.worker.run(request)
         ran = self._clock()
-        embeddings = await self._copy(self._read, slot, batch, reply)
+        rows = sum(job.item.tokens for job in batch.jobs) * self._row_bytes
+        embeddings = await self._copy(rows, self._read, slot, batch, reply)
         self.runs.note(shard, reply.counters)
         self._agreed = max(self._agreed, (shard, reply.agreed))
         self._count(batch, reply, None if batch.rung is None else ladder[batch.rung])
@@ -181,7 +190,10 @@ class Dispatcher:
             else:
                 job.finish(embedding)
 
-    async def _copy(self, copy: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def _copy(self, num_bytes: int, copy: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """What the copy gives, in a thread if it takes longer than to wake one and to be woken by it."""
+        if num_bytes <= SMALL_COPY_BYTES:
+            return copy(*args, **kwargs)
         call = partial(copy, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self._copier, call)
 
@@ -212,10 +224,9 @@ class Dispatcher:
         counters, meter = self._counters, self._meter
         counters.packs += 1
         counters.items_packed += len(batch.jobs)
-        row_bytes = self._adapter.width * self._dtype.storage.itemsize
         for job in batch.jobs:
             counters.tokens[job.item.modality] += job.item.tokens
-            counters.copied_bytes += job.item.tokens * row_bytes
+            counters.copied_bytes += job.item.tokens * self._row_bytes
         if rung is not None:
             counters.padding_tokens += rung.capacity.out_rows - tokens
         meter.batch_items.observe(len(batch.jobs))

@@ -9,7 +9,7 @@ from encoder_pool.http.service import Sharing
 
 def body(accept: list[str], *, prefers_json: bool) -> str | None:
     """What a caller gets that may not share memory."""
-    choice = negotiate(accept, prefers_json=prefers_json, why_not_shared="it is off")
+    choice = negotiate(tuple(accept), prefers_json=prefers_json, why_not_shared="it is off")
     assert choice.sharing is Sharing.NEVER
     return choice.body
 
@@ -71,7 +71,7 @@ BOTH = f"{SHARED_MEMORY}, {SAFETENSORS};q=0.9"
     ],
 )
 def test_shared_memory_is_chosen_by_name_over_what_is_wanted_less(accept: str, choice: Choice) -> None:
-    assert negotiate([accept], prefers_json=False, why_not_shared=None) == choice
+    assert negotiate((accept,), prefers_json=False, why_not_shared=None) == choice
 
 
 def test_who_may_not_share_gets_the_body_that_it_named_too() -> None:

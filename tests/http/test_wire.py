@@ -159,7 +159,7 @@ async def test_a_response_in_pieces_announces_its_length_and_survives_pickle() -
     assert int(headers[b"content-length"]) == len(body)
     assert headers[b"content-type"] == b"application/vnd.safetensors"
     assert body == b"".join(chunks)
-    assert [message["more_body"] for message in bodies] == [True, True, False]
+    assert [message["more_body"] for message in bodies] == [True, False]
 
 
 async def _never() -> Message:
