@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from encoder_pool.launch.errors import HostUnfit
-from encoder_pool.launch.haproxy import PORT_BLOCKS, PORTS_PROBED, haproxy_environment
+from encoder_pool.launch.haproxy import BUFFER_BYTES, PORT_BLOCKS, PORTS_PROBED, haproxy_environment
 
 FIRST, LAST = "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT", "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT"
 
@@ -88,7 +88,7 @@ def test_what_a_killed_service_left_is_gone_when_its_block_has_a_new_owner() -> 
     (folder / "node" / "admin.sock").touch()
     with haproxy_environment(2.0) as again:
         assert Path(again["RAY_SERVE_HAPROXY_SERVER_STATE_BASE"]) == folder
-        assert [path.name for path in folder.iterdir()] == ["haproxy"]
+        assert sorted(path.name for path in folder.iterdir()) == ["haproxy", "settings.cfg"]
 
 
 def test_a_block_whose_folder_is_not_ours_to_have_is_skipped(stack: ExitStack) -> None:
@@ -100,11 +100,13 @@ def test_a_block_whose_folder_is_not_ours_to_have_is_skipped(stack: ExitStack) -
         assert not ports_of(environment) & ports_of(other)
 
 
-def test_haproxy_is_started_without_splicing_and_with_serves_arguments() -> None:
+def test_haproxy_is_started_without_splicing_with_our_settings_and_serves_arguments() -> None:
     with haproxy_environment(2.0) as environment:
         wrapper = Path(environment["RAY_SERVE_HAPROXY_BINARY_PATH"])
         _, command = wrapper.read_text().splitlines()
-        assert command.endswith('bin/haproxy -dS "$@"')
+        settings = wrapper.with_name("settings.cfg")
+        assert command.endswith(f'bin/haproxy -dS -f {settings} "$@"')
+        assert f"tune.bufsize {BUFFER_BYTES}" in settings.read_text()
         result = subprocess.run([wrapper, "-v"], capture_output=True, text=True, check=True)
         assert result.stdout.startswith("HAProxy version")
 
