@@ -1,8 +1,8 @@
 """A shard as a Ray actor: where it is placed, on which threads it runs, and how its errors read.
 
-Load, capture and run have a thread for every pack in flight, on which they wait for the shard's own;
-`status` is answered on another. The actor is owned by the replica: when that dies, Ray ends the actor
-with it.
+Ray carries all calls but those of packs, which take their own line. Loading and capturing have a thread on
+which they wait for the shard's own; `status` is answered on another. The actor is owned by the replica: when
+that dies, Ray ends the actor with it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from encoder_pool.config import PoolConfig
 from encoder_pool.core import Rung
+from encoder_pool.pool.line import Line, LineDown, RunFailed
 from encoder_pool.pool.meeting import Place
 from encoder_pool.pool.messages import PackReply, PackRequest, ShardReport, ShardStatus
 from encoder_pool.pool.ring import RingAddress
@@ -36,10 +37,12 @@ _incarnation = itertools.count(1)
 
 
 class RayShard:
-    """ShardHandle over a Ray actor."""
+    """ShardHandle over a Ray actor, which is told its packs on a line of its own."""
 
-    def __init__(self, actor: Any) -> None:
+    def __init__(self, actor: Any, slots: int) -> None:
         self._actor = actor
+        self._slots = slots
+        self._line = Line(slots)
 
     async def load(self) -> None:
         """See ShardHandle."""
@@ -48,15 +51,18 @@ class RayShard:
     async def capture(self) -> ShardReport:
         """See ShardHandle."""
         report: ShardReport = await _reached(self._call("capture", WORK))
+        await _reached(self._call("answer", CONTROL, self._line.address, self._slots))
+        await self._line.accept(report.pid)
         return report
 
     async def run(self, request: PackRequest) -> PackReply:
         """See ShardHandle."""
         try:
-            reply: PackReply = await _reached(self._call("run", WORK, request))
-        except RayTaskError as error:
-            raise PackFailed(str(error.cause)) from error
-        return reply
+            return await self._line.ask(request)
+        except RunFailed as error:
+            raise PackFailed(str(error)) from error
+        except LineDown as error:
+            raise ShardDied(str(error)) from error
 
     async def status(self) -> ShardStatus:
         """See ShardHandle."""
@@ -65,6 +71,7 @@ class RayShard:
 
     def kill(self) -> None:
         """See ShardHandle."""
+        self._line.close()
         ray.kill(self._actor)
 
     def _call(self, method: str, thread: str, *args: object) -> Awaitable[Any]:
@@ -98,7 +105,7 @@ def start_ray_shard(
     bundle = first_bundle + (place.rank if place else 0)
     remote: Any = ray.remote  # its types do not know concurrency groups
     actor_class = remote(
-        concurrency_groups={WORK: config.queue.packs_in_flight, CONTROL: 1},
+        concurrency_groups={WORK: 1, CONTROL: 1},
         num_cpus=config.shard.cpus,
         num_gpus=config.gpus,
     )(Shard)
@@ -107,4 +114,4 @@ def start_ray_shard(
         namespace=NAMESPACE,
         scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),
     ).remote(config, checkpoint, ladder, ring, place)
-    return RayShard(actor)
+    return RayShard(actor, config.queue.packs_in_flight)

@@ -28,6 +28,7 @@ from encoder_pool.core import Rung
 from encoder_pool.graphs.counters import Counters
 from encoder_pool.graphs.host_memory import peak_rss_bytes
 from encoder_pool.pool.agreement import Agreement, Alone, OfRanks, RanksApart
+from encoder_pool.pool.line import answer
 from encoder_pool.pool.measured import Card, Subject
 from encoder_pool.pool.meeting import Place
 from encoder_pool.pool.messages import (
@@ -123,6 +124,10 @@ class Shard:
             encode_s = self._busy.end(begun)
         finite = _finite_items(is_finite, [layout.cost.out_rows for layout in request.items])
         return PackReply(finite, encode_s, launched.counters, launched.agreed)
+
+    def answer(self, address: str, slots: int) -> None:
+        """Run what comes on a replica's line, from now on."""
+        answer(address, slots, self.run)
 
     def status(self) -> ShardStatus:
         """What the shard is doing, answered also while it works."""
