@@ -289,7 +289,10 @@ class ReplicaConfig(Section):
     """The Serve replica: HTTP, preparation, admission, batching."""
 
     cpus: Cpus = Field(0.4, description="CPU share Ray reserves for the replica; fractions are fine.")
-    prepare_threads: Positive = Field(2, description="Threads that decode and resize media.")
+    prepare_processes: Positive = Field(2, description="Processes that decode and resize media.")
+    prepare_timeout_s: Seconds = Field(
+        120.0, description="How long decoding and resizing an item may take; its process is then ended."
+    )
 
 
 class ScalingConfig(Section):

@@ -1,8 +1,8 @@
 """Pillow's resize by several threads, value for value.
 
 Pillow resamples every row by itself, and then every column of what that gives, so bands of rows and then
-bands of columns may be resized apart. One large photo alone in a replica is ready several times as soon; of
-many at a time each takes its turn. Knows nothing of what is resized, or why.
+bands of columns may be resized apart: one large photo that comes alone is ready several times as soon. Where
+many come, they keep all cores busy by themselves. Knows nothing of what is resized, or why.
 
 Source of the order: ImagingResample of Pillow. From 13.0 on it takes columns first where the height shrinks
 by more than twice what the width does (python-pillow/Pillow#9549; the rule was found by trying).
@@ -11,8 +11,10 @@ by more than twice what the width does (python-pillow/Pillow#9549; the rule was 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from itertools import pairwise
 
@@ -25,12 +27,23 @@ Pixels = npt.NDArray[np.uint8]
 MOST_BANDS = 8
 BAND_PIXELS = 1 << 16
 """Of the smallest band: resizing it takes about a millisecond, handing it over a twentieth of that."""
+_allowed = ContextVar("bands allowed", default=MOST_BANDS)
+
+
+@contextmanager
+def at_most(count: int) -> Iterator[None]:
+    """What is resized in the block is cut in no more bands than so many."""
+    before = _allowed.set(min(count, MOST_BANDS))
+    try:
+        yield
+    finally:
+        _allowed.reset(before)
 
 
 def resize(pixels: Pixels, height: int, width: int, resample: Image.Resampling) -> Pixels:
     """(H, W, 3) uint8 to (height, width, 3), what Pillow makes of it; contiguous and writable."""
     larger = max(pixels.shape[0] * pixels.shape[1], height * width)
-    count = min(MOST_BANDS, len(os.sched_getaffinity(0)), larger // BAND_PIXELS)
+    count = min(_allowed.get(), len(os.sched_getaffinity(0)), larger // BAND_PIXELS)
     if count < 2 or not _takes_rows_first(pixels, height, width, resample):
         return np.array(Image.fromarray(pixels).resize((width, height), resample))
     rows, columns = _cut(len(pixels), count), _cut(width, count)

@@ -25,6 +25,8 @@ from encoder_pool.http.routes import build_app
 from encoder_pool.pool.calls import Answer, Call, answer
 from encoder_pool.pool.identity import Identity, weights_version
 from encoder_pool.pool.pool import Pool
+from encoder_pool.pool.preparers import Preparers
+from encoder_pool.pool.preparing import Setting
 from encoder_pool.pool.ranks import start_ranks
 from encoder_pool.pool.ray_ledger import RayLedger
 from encoder_pool.pool.ray_shard import start_ray_shard
@@ -68,12 +70,17 @@ class EncoderPool:
         )
         identity = Identity(config.model, weights_version(checkpoint, config.model.load_format))
         worker = Worker(config.shard, partial(start_ranks, config.model.tensor_parallel_size, start_shard))
+        preparers = Preparers(Setting(config.model.adapter, checkpoint, config.limits), config.replica)
+        preparers.start()
         await worker.start()
+        await preparers.wait_up()
         # A pool that never has more than one replica sees itself, without a process for it.
         ledger = RayLedger(context.app_name) if config.scaling.max_replicas > 1 else None
         node_id = ray.get_runtime_context().get_node_id()
         place = Place(context.replica_id.unique_id, node_id, ray.util.get_node_ip_address())
-        self._pool = Pool(config, adapter, sizing, ring, worker, identity, time.monotonic, ledger, place)
+        self._pool = Pool(
+            config, adapter, sizing, ring, worker, preparers, identity, time.monotonic, ledger, place
+        )
         self._pool.start()
         self._report = WorkReport(self._pool.admission, self._pool.rate, time.monotonic)
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, AsyncExitStack, contextmanager
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -43,6 +42,26 @@ from encoder_pool.towers.adapter import Adapter
 T = TypeVar("T")
 
 
+class Preparing(Protocol):
+    """What decodes and resizes, off the event loop: `Preparers`."""
+
+    def watch(self, observe: Callable[[Modality, float], None]) -> None:
+        """Have the modality and the seconds of every item told that is prepared from now on."""
+        ...
+
+    def prepare(self, media: Media) -> asyncio.Future[PreparedItem]:
+        """The prepared item, or a PoolError."""
+        ...
+
+    def check(self) -> None:
+        """Raise if nothing will be prepared any more."""
+        ...
+
+    def stop(self) -> None:
+        """Cancel everything."""
+        ...
+
+
 class Pool:
     """Admission, preparation and the queue of one replica, and the worker behind them."""
 
@@ -53,12 +72,13 @@ class Pool:
         sizing: Sizing,
         ring: Ring,
         worker: Worker,
+        preparers: Preparing,
         identity: Identity,
         clock: Callable[[], float],
         ledger: Ledger | None = None,
         place: Place = ALONE,
     ) -> None:
-        """Around a worker that has started; its packs travel through the ring.
+        """Around a worker and preparers that have started; packs travel through the ring.
 
         ledger  where to report to; None for a pool that has this replica only
         """
@@ -84,11 +104,12 @@ class Pool:
             clock,
         )
         self.cache = EmbeddingCache(config.cache.max_bytes, adapter.width, config.model.dtype)
-        self.flights = Flights(self._begin_to_prepare, self.cache.put)
+        self.flights = Flights(preparers.prepare, self.cache.put)
         self.leases = Leases(config.delivery)
         self._identity = identity
         self._clock = clock
-        self._preparers = ThreadPoolExecutor(config.replica.prepare_threads, "prepare")
+        self._preparers = preparers
+        preparers.watch(self._note_prepared)
         self.reporter = Reporter(self, ledger or LocalLedger(clock), place, clock)
 
     def start(self) -> None:
@@ -103,7 +124,7 @@ class Pool:
         self.batcher.close(Unavailable("the replica is shutting down", code="draining"))
         self.dispatcher.stop()
         self.leases.stop()
-        self._preparers.shutdown(wait=False, cancel_futures=True)
+        self._preparers.stop()
 
     def admit(self) -> AbstractContextManager[Reservation]:
         """Let a request in for the length of a `with` block. Raises Overloaded or Unavailable."""
@@ -158,6 +179,7 @@ class Pool:
         """Raise if a loop of ours has ended; have the worker replace a shard that does not answer."""
         self.dispatcher.check()
         self.leases.check()
+        self._preparers.check()
         await self.worker.check()
 
     async def _identify(self, media: Sequence[Media]) -> Sequence[bytes | None]:
@@ -235,14 +257,8 @@ class Pool:
         self.counters.reply_bytes += sum(each.rows.nbytes for each in embeddings)
         return await places.fill(embeddings)
 
-    def _begin_to_prepare(self, media: Media) -> asyncio.Future[PreparedItem]:
-        """Decode and resize in a thread."""
-        loop = asyncio.get_running_loop()
-        return loop.run_in_executor(self._preparers, self._prepare, media)
-
-    def _prepare(self, media: Media) -> PreparedItem:
-        with self.meter.preprocess_seconds.labels(media.modality.value).time():
-            return self.adapter.prepare(media, self.config.limits)
+    def _note_prepared(self, modality: Modality, seconds: float) -> None:
+        self.meter.preprocess_seconds.labels(modality.value).observe(seconds)
 
     def _launch(
         self,

@@ -69,7 +69,7 @@ class Replica:
         clock = asyncio.get_running_loop().time
         self.shard = shard
         self.interpreter = Threads(1, cores)
-        self.preparers = Threads(config.replica.prepare_threads, cores)
+        self.preparers = Threads(config.replica.prepare_processes, cores)
         self.batcher = Batcher(clock)
         self.counters = PoolCounters()
         self.rate = TokenRate(report.ladder[-1].capacity.out_rows, report.table.rung_ms[-1] / 1e3)

@@ -20,6 +20,7 @@ from encoder_pool.pool.ring import Ring
 from encoder_pool.pool.sizing import size_pool
 from encoder_pool.pool.worker import Worker
 from encoder_pool.towers.adapter import adapter_class
+from tests.pool.local_preparers import LocalPreparers
 from tests.pool.local_shard import LocalShard
 from tests.toy import expected, toy
 
@@ -59,8 +60,9 @@ async def running(settings: PoolConfig) -> AsyncIterator[tuple[Pool, list[LocalS
     worker = Worker(settings.shard, start_shard)
     await worker.start()
     identity, loop = Identity(settings.model, "toy"), asyncio.get_running_loop()
+    preparers = LocalPreparers(lambda: pool.adapter, settings.limits)
     pool = Pool(
-        settings, adapter, sizing, ring, worker, identity, lambda: loop.time()
+        settings, adapter, sizing, ring, worker, preparers, identity, lambda: loop.time()
     )  # as `pass_time` has it
     pool.start()
     try:

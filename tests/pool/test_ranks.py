@@ -26,6 +26,7 @@ from encoder_pool.pool.sizing import size_pool
 from encoder_pool.pool.worker import ShardDied, Worker
 from encoder_pool.towers.adapter import adapter_class
 from tests.pool.local_pool import assert_rows, attempt, config, encode
+from tests.pool.local_preparers import LocalPreparers
 from tests.pool.process_shard import ProcessShard
 from tests.pool.split_toy import REFUSED
 from tests.toy import DIES, RAISES, SLOW, TOKENS, toy
@@ -66,7 +67,8 @@ async def running(adapter: str = "SplitToyAdapter", **shard: Any) -> AsyncIterat
     worker = Worker(settings.shard, partial(start_ranks, 2, start_shard))
     try:
         await worker.start()
-        pool = Pool(settings, split, sizing, ring, worker, Identity(settings.model, "toy"), time.monotonic)
+        identity, preparers = Identity(settings.model, "toy"), LocalPreparers(lambda: split, settings.limits)
+        pool = Pool(settings, split, sizing, ring, worker, preparers, identity, time.monotonic)
         pool.start()
         yield Running(pool, worker, shards)
         pool.stop()

@@ -27,6 +27,7 @@ from encoder_pool.simulate.traffic import Traffic
 from encoder_pool.towers.adapter import Foreseen
 from tests.pool.fake_shard import FakeShard
 from tests.pool.local_pool import config, until
+from tests.pool.local_preparers import LocalPreparers
 from tests.pool.long_toy import LongToyAdapter, long_toy
 from tests.toy import TOKENS
 
@@ -103,7 +104,7 @@ def busy() -> Callable[[int], Result]:
         {1: 10, 4: 20, 16: 60},
         FREE.model_copy(update={"prepare_ms": 30.0, "hop_ms": 0.3}),
         queue={"max_tokens": 36, "deadline_s": 0.3, "packs_in_flight": 2},
-        replica={"prepare_threads": 4},
+        replica={"prepare_processes": 4},
     )
     traffic = Traffic(requests_per_s=120, arrivals="bursts", sizes="3x2", seconds=11, images_per_request=2)
 
@@ -249,7 +250,7 @@ async def real_packs() -> list[SeenPack]:
     settings = config(
         ladder={"budgets": list(BUDGETS_MS)},
         queue={"packs_in_flight": 1},
-        replica={"prepare_threads": 1},
+        replica={"prepare_processes": 1},
     )
     adapter = LongToyAdapter(Path())
     sizing = size_pool(settings, adapter)
@@ -258,7 +259,8 @@ async def real_packs() -> list[SeenPack]:
     await worker.start()
     ring = Ring.create(sizing.slots, sizing.input_bytes, sizing.output_bytes)
     loop = asyncio.get_running_loop()
-    pool = Pool(settings, adapter, sizing, ring, worker, Identity(settings.model, "toy"), loop.time)
+    identity, preparers = Identity(settings.model, "toy"), LocalPreparers(lambda: adapter, settings.limits)
+    pool = Pool(settings, adapter, sizing, ring, worker, preparers, identity, loop.time)
     pool.start()
 
     async def encode(size: int) -> None:

@@ -1,0 +1,170 @@
+"""The processes that prepare media, as they are: real processes, files that kill them, and kills."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from encoder_pool.config import LimitsConfig, ReplicaConfig
+from encoder_pool.core import Media, Modality, PreparedItem
+from encoder_pool.errors import Internal, TooLarge, UndecodableMedia
+from encoder_pool.pool.preparers import Preparers
+from encoder_pool.pool.preparing import WITHIN_BYTES, Setting
+from encoder_pool.towers.grid import GridAdapter
+from encoder_pool.weights import ensure
+from tests.pool.fragile import (
+    BROKEN,
+    DIES,
+    DIES_ONCE,
+    FINE,
+    HANGS,
+    LARGE,
+    REFUSED,
+    SLOW,
+    THREADS,
+)
+
+PHOTO = Path(__file__).parents[2] / "encoder_pool" / "demo" / "media" / "cat.jpg"
+
+
+@asynccontextmanager
+async def running(
+    processes: int = 1, adapter: str = "tests.pool.fragile:FragileAdapter", timeout_s: float = 600.0
+) -> AsyncIterator[Preparers]:
+    config = ReplicaConfig(prepare_processes=processes, prepare_timeout_s=timeout_s)
+    preparers = Preparers(Setting(adapter, Path("unused"), LimitsConfig()), config)
+    preparers.start()
+    try:
+        async with asyncio.timeout(120):
+            await preparers.wait_up()
+            yield preparers
+    finally:
+        preparers.stop()
+
+
+def file(fault: int, rest: bytes = b"") -> Media:
+    return Media(Modality.IMAGE, bytes([fault]) + rest, "input[3]")
+
+
+def pid_of(item: PreparedItem) -> int:
+    return int(item.data[0, 1])
+
+
+async def test_an_item_is_what_its_adapter_makes_of_it_in_this_process() -> None:
+    checkpoint, media = ensure("config:qwen2.5-vl-tiny"), Media(Modality.IMAGE, PHOTO.read_bytes(), "body")
+    expected = GridAdapter(checkpoint).prepare(media, LimitsConfig())
+    preparers = Preparers(Setting("grid", checkpoint, LimitsConfig()), ReplicaConfig(prepare_processes=1))
+    preparers.start()
+    await preparers.wait_up()
+    item = await preparers.prepare(media)
+    preparers.stop()
+    np.testing.assert_array_equal(item.data, expected.data)
+    assert item.data.flags.writeable
+    for name in ("modality", "grid", "cost", "tokens", "digest", "source"):
+        assert getattr(item, name) == getattr(expected, name)
+        assert type(getattr(item, name)) is type(getattr(expected, name))
+
+
+@pytest.mark.parametrize("num_bytes", [0, WITHIN_BYTES - 1, WITHIN_BYTES, 9_000_000])
+async def test_files_of_any_size_arrive_whole(num_bytes: int) -> None:
+    async with running() as preparers:
+        item = await preparers.prepare(file(FINE, b"a" * num_bytes))
+        assert item.data[0, 0] == num_bytes + 1
+
+
+async def test_a_large_array_comes_back_whole_in_its_own_type_and_shape() -> None:
+    async with running() as preparers:
+        item = await preparers.prepare(file(LARGE))
+        np.testing.assert_array_equal(item.data, np.arange(1 << 20, dtype=np.float32).reshape(1, 2, -1))
+        assert item.data.flags.writeable
+
+
+async def test_an_error_keeps_its_class_code_and_place() -> None:
+    async with running() as preparers:
+        with pytest.raises(TooLarge, match="a file too many") as caught:
+            await preparers.prepare(file(REFUSED))
+        assert (caught.value.code, caught.value.param) == ("too_much_work", "input[3]")
+        with pytest.raises(Internal):
+            await preparers.prepare(file(BROKEN))
+        assert (await preparers.prepare(file(FINE))).tokens > 0
+        assert preparers.restarts == 0
+
+
+async def test_a_file_that_ends_its_process_is_tried_twice_and_costs_nobody_else_anything() -> None:
+    async with running(processes=2) as preparers:
+        bad = preparers.prepare(file(DIES))
+        good = [preparers.prepare(file(FINE, b"%d" % at)) for at in range(20)]
+        with pytest.raises(UndecodableMedia, match="twice"):
+            await bad
+        assert len(await asyncio.gather(*good)) == 20
+        assert preparers.restarts == 2
+
+
+async def test_a_process_that_is_killed_is_replaced_and_its_file_tried_again(tmp_path: Path) -> None:
+    async with running() as preparers:
+        item = await preparers.prepare(file(DIES_ONCE, f"{tmp_path / 'died'}".encode()))
+        assert preparers.restarts == 1
+        os.kill(pid_of(item), signal.SIGKILL)
+        assert pid_of(await preparers.prepare(file(FINE))) != pid_of(item)
+        assert preparers.restarts == 2
+
+
+async def test_a_file_that_takes_too_long_is_refused_with_the_limit_and_not_tried_again() -> None:
+    async with running(timeout_s=1.0) as preparers:
+        with pytest.raises(UndecodableMedia, match=r"within 1 s \(replica.prepare_timeout_s\)"):
+            await preparers.prepare(file(HANGS))
+        assert preparers.restarts == 1
+        assert (await preparers.prepare(file(FINE))).tokens > 0
+
+
+async def test_what_nobody_waits_for_is_not_begun() -> None:
+    async with running() as preparers:
+        slow, left, last = (preparers.prepare(file(fault)) for fault in (SLOW, DIES, FINE))
+        left.cancel()
+        await asyncio.gather(slow, last)
+        assert preparers.restarts == 0
+
+
+async def test_the_fewer_are_busy_the_more_threads_a_file_has() -> None:
+    async with running(processes=4) as preparers:
+        while len(preparers._free) < 4:
+            await asyncio.sleep(0.01)
+        alone = await preparers.prepare(file(THREADS))
+        together = await asyncio.gather(*[preparers.prepare(file(THREADS)) for _ in range(4)])
+        assert alone.data[0] == 4
+        assert [item.data[0] for item in together] == [4, 2, 1, 1]
+
+
+async def test_the_seconds_of_every_item_are_told() -> None:
+    told: list[tuple[Modality, float]] = []
+    async with running() as preparers:
+        preparers.watch(lambda modality, seconds: told.append((modality, seconds)))
+        await preparers.prepare(file(SLOW))
+    ((modality, seconds),) = told
+    assert modality is Modality.IMAGE
+    assert seconds >= 0.2
+
+
+async def test_processes_that_never_start_are_told_of_and_not_started_for_ever() -> None:
+    with pytest.raises(RuntimeError, match="end as soon as they start"):
+        async with running(processes=2, adapter="tests.pool.fragile:AbsentAdapter"):
+            pass
+
+
+async def test_nothing_is_left_when_they_are_stopped() -> None:
+    async with running(processes=2) as preparers:
+        hanging = preparers.prepare(file(HANGS))
+        pid = pid_of(await preparers.prepare(file(FINE)))
+        ours = psutil.Process(pid).ppid()
+        assert ours == os.getpid()
+    assert not psutil.pid_exists(pid)
+    assert hanging.cancelled()
+    assert not [each for each in psutil.Process().children() if "preparer" in " ".join(each.cmdline())]
