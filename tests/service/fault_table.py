@@ -34,10 +34,21 @@ class FaultTable:
 
     rows: list[_Row] = field(default_factory=list)
 
-    def note(self, fault: str, endings: Iterable[object], recovered_s: float | None = None) -> None:
-        """A fault, how each of the requests ended, and when all was well; None if nothing was mended."""
+    def note(
+        self,
+        fault: str,
+        endings: Iterable[object],
+        recovered_s: float | None = None,
+        longest_s: float | None = None,
+    ) -> None:
+        """A fault, how each of the requests ended, and when all was well; None if nothing was mended.
+
+        longest_s  of the request that took longest
+        """
         counted = Counter(map(str, endings))
         shown = ", ".join(f"{count} x {ending}" for ending, count in counted.items()) or "-"
+        if longest_s is not None:
+            shown += f"; the longest took {longest_s:.1f} s"
         self.rows.append(_Row(fault, shown, recovered_s))
 
     def write(self, path: Path) -> None:

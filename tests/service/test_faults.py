@@ -16,7 +16,7 @@ from tests.service.blow import Blow
 from tests.service.fault_table import FaultTable
 from tests.service.running import Service, processes_of, wait_until
 from tests.service.toys import assert_rows, encode_many
-from tests.toy import DIES, HANGS, NOT_FINITE, RAISES, SLOW, toy
+from tests.toy import CROWDED_BYTES, CROWDS, DIES, HANGS, NOT_FINITE, RAISES, SLOW, toy
 
 pytestmark = pytest.mark.service
 
@@ -90,6 +90,28 @@ def test_a_bad_item_fails_alone(toys: Toys, fault: int, code: str, fault_table: 
         NOT_FINITE: "the tower's rows for an item of one request are NaN",
     }
     fault_table.note(name[fault], map(_ending, replies))
+
+
+def test_a_pack_too_large_for_memory_costs_no_item_and_leaves_nothing_in_the_shard(
+    toys: Toys, fault_table: FaultTable
+) -> None:
+    pid, before = toys.shard_pid, toys.info["counters"]
+    shard = psutil.Process(pid)
+    held = shard.memory_info().rss
+    replies = encode_many(toys.url, [[toy(value, CROWDS), toy(value + 1, CROWDS)] for value in range(20)])
+    for value, reply in enumerate(replies):
+        assert_rows(reply, value, value + 1)
+    after = toys.info["counters"]
+    failed = after["packs_failed"] - before["packs_failed"]
+    assert failed >= 5  # all 40 items wait for packs of 8 at most
+    assert after["items_retried"] - before["items_retried"] == 40
+    assert toys.shard_pid == pid
+    # A traceback that is kept would keep what its frames hold.
+    assert shard.memory_info().rss - held < 3 * CROWDED_BYTES
+    fault_table.note(
+        "packs run out of memory (`torch.OutOfMemoryError`), each of their items would not",
+        map(_ending, replies),
+    )
 
 
 @pytest.mark.parametrize("fault", [HANGS, DIES])
