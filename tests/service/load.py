@@ -25,11 +25,13 @@ class Load:
 
     endings    in words, with their number
     longest_s  of the request that took longest, the client's repetitions included
+    failed_at  of the monotonic clock: when one last ended without rows
     """
 
     def __init__(self, url: str, callers: int, clients: int = 0) -> None:
         self.endings: Counter[str] = Counter()
         self.longest_s = 0.0
+        self.failed_at = 0.0
         self._url = url
         self._callers = callers
         self._clients = clients
@@ -57,7 +59,10 @@ class Load:
     async def _again(self, once: Callable[[], Awaitable[str]]) -> None:
         while not self._over.is_set():
             began = time.monotonic()
-            self.endings[await once()] += 1
+            ending = await once()
+            self.endings[ending] += 1
+            if not ending.startswith("rows"):
+                self.failed_at = time.monotonic()
             self.longest_s = max(self.longest_s, time.monotonic() - began)
 
     async def _once(self, http: httpx.AsyncClient, value: int) -> str:

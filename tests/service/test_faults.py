@@ -15,7 +15,7 @@ from encoder_pool.client import AsyncEncoderClient
 from tests.service.blow import Blow
 from tests.service.fault_table import FaultTable
 from tests.service.running import Service, processes_of, wait_until
-from tests.service.toys import assert_rows, encode_many
+from tests.service.toys import assert_rows, encode_many, flood
 from tests.toy import CROWDED_BYTES, CROWDS, DIES, HANGS, NOT_FINITE, RAISES, SLOW, toy
 
 pytestmark = pytest.mark.service
@@ -149,6 +149,22 @@ def test_too_many_requests_are_429_with_a_time_to_come_again_and_the_others_are_
             assert int(reply.headers["retry-after"]) >= 1
             assert "queue.max_requests" in reply.json()["error"]["message"]
     fault_table.note("100 requests where 64 are allowed", map(_ending, replies))
+
+
+def test_when_more_comes_than_deadlines_allow_the_tower_encodes_hardly_anything_for_nobody(
+    toys: Toys, fault_table: FaultTable
+) -> None:
+    before = toys.info["counters"]
+    replies = flood(toys.url, requests=400, a_second=40, deadline_s=1.5)
+    packed = toys.info["counters"]["items_packed"] - before["items_packed"]
+    statuses = Counter(reply.status_code for reply in replies)
+    assert set(statuses) <= {200, 429, 504}
+    assert statuses[504] > 50, "requests have waited for all of their deadlines"
+    assert statuses[200] > 0.8 * packed
+    fault_table.note(
+        "twice of what the tower can do for 10 s, in a queue of 3 s, with deadlines of 1.5 s",
+        map(_ending, replies),
+    )
 
 
 def test_a_killed_shard_under_load_costs_no_request(toys: Toys, fault_table: FaultTable) -> None:

@@ -133,15 +133,8 @@ def applications(**changed: Any) -> list[dict[str, Any]]:
 def changing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Changing]:
     folder = tmp_path_factory.mktemp("rollout")
     port = free_port()
-    command = [
-        COMMAND,
-        "serve",
-        service_file(folder, *applications()),
-        "--port",
-        f"{port}",
-        "--drain-s",
-        "0.1",
-    ]
+    file = service_file(folder, *applications())
+    command = [f"{COMMAND}", "serve", f"{file}", "--port", f"{port}", "--drain-s", "0.1"]
     with started(command, port) as service:  # which prints what `serve run` complains of, later
         yield Changing(service, folder)
 
