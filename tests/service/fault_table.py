@@ -17,8 +17,8 @@ _HEAD = """\
 What a service does when something breaks, seen by the tests that break it (`make faults` writes this page):
 how all requests ended that were under way or came meanwhile, and the seconds until the application could
 encode again, or until all of its replicas were new ones. None was left without an ending. "By the client":
-`EncoderClient` repeated what a closed connection, a 503 or a proxy's 500 had cost; all others were repeated
-by nobody. The service stands behind HAProxy, in the rows of nodes behind Serve's own proxy.
+`EncoderClient` sent them, and repeats what a closed connection, a 503 or a proxy's 500 costs; all others were
+repeated by nobody. The service stands behind HAProxy, in the rows of nodes behind Serve's own proxy.
 """
 
 
