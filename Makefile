@@ -13,6 +13,7 @@ FUZZ_S ?= 3600
 PIP = $(VENV)/bin/pip --disable-pip-version-check install --constraint constraints.txt
 INDEX = $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 RUN = $(VENV)/bin/
+FAULTS = $(addprefix tests/,service/test_faults.py service/test_callers.py service/test_rollout.py cluster/test_node_death.py)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo serve test test-services test-rest test-cluster test-gpu faults soak fuzz lint format typecheck weights clean
@@ -36,14 +37,14 @@ test-services: $(VENV)/.dev
 test-rest: $(VENV)/.dev
 	$(RUN)pytest -m "not service and not cluster" -p no:cacheprovider
 
-test-cluster: $(VENV)/.dev  ## run a pool on several Ray nodes of this machine: one is added, one drained
+test-cluster: $(VENV)/.dev  ## run a pool on several Ray nodes of this machine: one is added, one drained, one killed
 	$(RUN)pytest -m cluster tests/cluster
 
 test-gpu:  ## run the tests that need a GPU, and those that need no service, with PYTHON's own packages
 	$(PYTHON) -B -m pytest -p no:cacheprovider --continue-on-collection-errors -m "gpu or not service"
 
 faults: $(VENV)/.dev  ## break a running service in every way the tests know, and write docs/faults.md
-	$(RUN)pytest tests/service/test_faults.py tests/service/test_callers.py --fault-table docs/faults.md
+	$(RUN)pytest -m service $(FAULTS) --fault-table docs/faults.md
 
 soak: $(VENV)/.dev  ## mixed traffic and random kills on CONFIG for SOAK_S, and what became of every request
 	$(RUN)python -m tests.soak $(CONFIG) --seconds $(SOAK_S) --out soak.json --plot soak.png

@@ -23,8 +23,11 @@ if TYPE_CHECKING:
     import torch
 
 TOKENS, WIDTH, WEIGHT = 3, 4, 1000.0
-FINE, RAISES, NOT_FINITE, HANGS, DIES, SLOW, UNDECODABLE = range(7)
+FINE, RAISES, NOT_FINITE, HANGS, DIES, SLOW, UNDECODABLE, CROWDS = range(8)
+"""Two that crowd are too much for the memory that there is."""
 HANG_S, SLOW_S = 3600.0, 0.4
+CROWDED_BYTES = 64 << 20
+"""What is held by the time when memory ends."""
 
 
 class ToyAdapter:
@@ -92,13 +95,13 @@ class ToyTower:
         import torch
 
         values, faults = inputs["toys"].float().unbind(1)
-        self._misbehave(set(faults.int().tolist()))
+        self._misbehave(faults.int().tolist())
         values = values.masked_fill(faults == NOT_FINITE, float("nan"))
         position = torch.arange(TOKENS, dtype=torch.float32)
         rows = (values[:, None] * WEIGHT + position).reshape(-1, 1)
         return rows.expand(-1, self._width).contiguous()
 
-    def _misbehave(self, faults: set[int]) -> None:
+    def _misbehave(self, faults: Sequence[int]) -> None:
         if RAISES in faults:
             raise RuntimeError("a toy that raises")
         if HANGS in faults:
@@ -109,6 +112,11 @@ class ToyTower:
             import os
 
             os._exit(1)
+        if faults.count(CROWDS) > 1:
+            import torch
+
+            held = torch.ones(CROWDED_BYTES, dtype=torch.uint8)
+            raise torch.OutOfMemoryError(f"a toy that needs more than {len(held)} bytes")
 
 
 def toy(value: int, fault: int = FINE) -> bytes:

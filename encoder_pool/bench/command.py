@@ -166,6 +166,7 @@ def _service(arguments: argparse.Namespace) -> int:
         clients=arguments.clients,
         application=arguments.application,
         soak=arguments.soak,
+        overload=arguments.overload,
         appends=arguments.append,
         out=arguments.out,
     )

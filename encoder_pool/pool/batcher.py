@@ -3,8 +3,9 @@
 A pack is formed when a worker asks for one and not before: no timer, no early binding. (Serve's own
 `@serve.batch` cuts batches on a timer while the worker is busy, sends misfits to the back of the queue,
 and hangs for ever when its size function raises.) The head of the queue is always in the next pack, so
-nothing starves. Jobs whose caller left, or whose deadline passed, are dropped before they cost anything.
-Every job ends exactly once.
+nothing starves. Jobs whose caller left, or whose deadline passed, are dropped before they cost anything; so
+are those that have less time left than the last pack took. Else, of a queue as long as its deadlines, a
+worker would encode all the time what nobody waits for any more when it ends. Every job ends exactly once.
 
 Knows nothing of GPUs, towers, Ray or HTTP. How a pack is chosen and what time it is are handed in.
 """
@@ -25,6 +26,8 @@ from encoder_pool.errors import DeadlineExceeded, PoolError
 
 WINDOW = 64
 """Jobs from the head of the queue that one plan looks at."""
+OLD = 0.25
+"""Of the time that a job has in the queue."""
 
 
 Choose = Callable[[Sequence[Cost]], Pack]
@@ -59,6 +62,10 @@ class Job:
     def has_expired(self, now: float) -> bool:
         """Whether its deadline has passed."""
         return self.deadline <= now
+
+    def is_old(self, now: float) -> bool:
+        """Whether it has waited for long. What has not is tried, however long the last pack took."""
+        return now - self.queued_at > OLD * (self.deadline - self.queued_at)
 
     def keep(self, rows: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
         """A copy of the item's rows, which lie in memory that is soon used again. Called in a thread."""
@@ -99,6 +106,7 @@ class Batcher:
         self._queue: deque[Job] = deque()
         self._arrival = asyncio.Event()
         self._closed: PoolError | None = None
+        self._pack_s = 0.0
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -131,6 +139,10 @@ class Batcher:
             job.taken_at = now
         return batch
 
+    def has_ended(self, batch: Batch) -> None:
+        """A pack is encoded: the next ones are expected to take as long from here to there."""
+        self._pack_s = self._clock() - batch.jobs[0].taken_at
+
     def retry_alone(self, jobs: Sequence[Job]) -> None:
         """Put the jobs of a failed pack back to the head of the queue, each to run by itself."""
         for job in reversed(jobs):
@@ -160,8 +172,9 @@ class Batcher:
     def _is_dead(self, job: Job) -> bool:
         if job.future.done():
             return True
-        if job.has_expired(self._clock()):
-            job.fail(DeadlineExceeded("the deadline passed while the item waited in the queue"))
+        now = self._clock()
+        if job.has_expired(now) or (job.is_old(now) and job.has_expired(now + self._pack_s)):
+            job.fail(DeadlineExceeded("the item waited in the queue until its deadline could not be kept"))
             return True
         return False
 

@@ -180,6 +180,7 @@ class Dispatcher:
         self._agreed = max(self._agreed, (shard, reply.agreed))
         self._count(batch, reply, None if batch.rung is None else ladder[batch.rung])
         self._judge(batch, reply)
+        self._batcher.has_ended(batch)
         ended = self._clock()
         for job, embedding in zip(batch.jobs, embeddings, strict=True):
             job.ended_at, job.copy_s = ended, written - begun + ended - ran

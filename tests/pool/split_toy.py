@@ -52,7 +52,7 @@ class SplitToyTower(ToyTower):
 
         values, faults = inputs["toys"].float().unbind(1)
         if self.ranks.rank == 1:
-            self._misbehave(set(faults.int().tolist()))
+            self._misbehave(faults.int().tolist())
         position = torch.arange(TOKENS, dtype=torch.float32).repeat(len(values))
         own = position if self.ranks.rank == 1 else WEIGHT * values.repeat_interleave(TOKENS)
         return self.ranks.add_up(own[:, None].repeat(1, WIDTH))

@@ -90,6 +90,21 @@ async def test_an_expired_job_ends_with_its_error_and_is_not_taken() -> None:
         late.future.result()
 
 
+async def test_a_job_that_has_waited_until_it_would_end_too_late_is_not_taken() -> None:
+    clock = Clock()
+    batcher = Batcher(clock)
+    batcher.submit(item(), 100.0)
+    pack = await batcher.take(choose, ready)
+    clock.now = 3.0
+    batcher.has_ended(pack)  # three seconds after it was taken
+    late, in_time = batcher.submit(item(), 9.0), batcher.submit(item(), 11.0)
+    clock.now = 7.0
+    fresh = batcher.submit(item(), 8.0)  # nobody knows whether the next pack takes as long
+    assert (await batcher.take(choose, ready)).jobs == (in_time, fresh)
+    with pytest.raises(DeadlineExceeded):
+        late.future.result()
+
+
 async def test_a_whole_window_of_dead_jobs_does_not_hide_the_live_ones_behind_it() -> None:
     batcher = Batcher(Clock())
     for _ in range(3 * WINDOW):

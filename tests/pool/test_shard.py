@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,7 +25,9 @@ from encoder_pool.pool.shard import DEVICE_LOST, Shard
 from encoder_pool.pool.sizing import size_pool
 from encoder_pool.towers.adapter import Metadata
 from tests.gpu import NEEDS_GPU, needs_gpu
+from tests.pool.gpu_toy import WORK_BYTES
 from tests.toy import (
+    CROWDS,
     DIES,
     FINE,
     NOT_FINITE,
@@ -119,6 +123,53 @@ def test_a_pack_that_raises_leaves_the_shard_fit_for_the_next(bench: Bench) -> N
         bench.run(0, 1, (5, RAISES))
     bench.run(0, 1, (6, FINE))
     assert bench.holds(0, 6)
+
+
+def test_a_pack_that_memory_does_not_suffice_for_leaves_none_of_it_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    left: list[weakref.ref[torch.Tensor]] = []
+
+    def exhaust(tower: ToyTower, faults: Sequence[int]) -> None:
+        if CROWDS in faults:
+            held = torch.ones(1000)
+            left.append(weakref.ref(held))
+            raise torch.OutOfMemoryError(f"a toy that needs more than {len(held)} bytes")
+
+    monkeypatch.setattr(ToyTower, "_misbehave", exhaust)
+    bench = Bench("cpu")
+    gc.disable()
+    try:
+        for rung in (0, None):
+            with pytest.raises(torch.OutOfMemoryError):
+                bench.run(0, rung, (5, CROWDS))
+            assert left.pop()() is None
+        bench.run(0, 0, (6, FINE))
+        assert bench.holds(0, 6)
+    finally:
+        gc.enable()
+        bench.close()
+
+
+@needs_gpu
+def test_a_gpu_whose_memory_ended_is_not_lost_and_takes_the_same_pack_when_there_is_more() -> None:
+    bench = Bench("cuda")
+    try:
+        torch.cuda.empty_cache()
+        others = torch.empty(torch.cuda.mem_get_info()[0] - WORK_BYTES // 2, dtype=torch.uint8, device="cuda")
+        before = torch.cuda.memory_allocated()
+        with pytest.raises(torch.OutOfMemoryError):
+            bench.run(0, None, (5, CROWDS), (6, CROWDS))
+        assert torch.cuda.memory_allocated() == before
+        for rung in (0, None):  # what needs less memory runs meanwhile
+            bench.run(0, rung, (7, FINE))
+            assert bench.holds(0, 7)
+        del others
+        torch.cuda.empty_cache()
+        bench.run(0, None, (5, CROWDS), (6, CROWDS))
+        assert bench.holds(0, 5, 6)
+    finally:
+        bench.close()
 
 
 def test_packs_of_two_threads_get_their_own_rows(bench: Bench) -> None:

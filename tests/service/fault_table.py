@@ -16,8 +16,9 @@ _HEAD = """\
 
 What a service does when something breaks, seen by the tests that break it (`make faults` writes this page):
 how all requests ended that were under way or came meanwhile, and the seconds until the application could
-encode again. None was left without an ending. "By the client": `EncoderClient` repeated what a closed
-connection or a 503 had cost; all others were repeated by nobody.
+encode again, or until all of its replicas were new ones. None was left without an ending. "By the client":
+`EncoderClient` sent them, and repeats what a closed connection, a 503 or a proxy's 500 costs; all others were
+repeated by nobody. The service stands behind HAProxy, in the rows of nodes behind Serve's own proxy.
 """
 
 
@@ -34,10 +35,21 @@ class FaultTable:
 
     rows: list[_Row] = field(default_factory=list)
 
-    def note(self, fault: str, endings: Iterable[object], recovered_s: float | None = None) -> None:
-        """A fault, how each of the requests ended, and when all was well; None if nothing was mended."""
+    def note(
+        self,
+        fault: str,
+        endings: Iterable[object],
+        recovered_s: float | None = None,
+        longest_s: float | None = None,
+    ) -> None:
+        """A fault, how each of the requests ended, and when all was well; None if nothing was mended.
+
+        longest_s  of the request that took longest
+        """
         counted = Counter(map(str, endings))
         shown = ", ".join(f"{count} x {ending}" for ending, count in counted.items()) or "-"
+        if longest_s is not None:
+            shown += f"; the longest took {longest_s:.1f} s"
         self.rows.append(_Row(fault, shown, recovered_s))
 
     def write(self, path: Path) -> None:

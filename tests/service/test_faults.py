@@ -15,8 +15,8 @@ from encoder_pool.client import AsyncEncoderClient
 from tests.service.blow import Blow
 from tests.service.fault_table import FaultTable
 from tests.service.running import Service, processes_of, wait_until
-from tests.service.toys import assert_rows, encode_many
-from tests.toy import DIES, HANGS, NOT_FINITE, RAISES, SLOW, toy
+from tests.service.toys import assert_rows, encode_many, flood
+from tests.toy import CROWDED_BYTES, CROWDS, DIES, HANGS, NOT_FINITE, RAISES, SLOW, toy
 
 pytestmark = pytest.mark.service
 
@@ -92,6 +92,28 @@ def test_a_bad_item_fails_alone(toys: Toys, fault: int, code: str, fault_table: 
     fault_table.note(name[fault], map(_ending, replies))
 
 
+def test_a_pack_too_large_for_memory_costs_no_item_and_leaves_nothing_in_the_shard(
+    toys: Toys, fault_table: FaultTable
+) -> None:
+    pid, before = toys.shard_pid, toys.info["counters"]
+    shard = psutil.Process(pid)
+    held = shard.memory_info().rss
+    replies = encode_many(toys.url, [[toy(value, CROWDS), toy(value + 1, CROWDS)] for value in range(20)])
+    for value, reply in enumerate(replies):
+        assert_rows(reply, value, value + 1)
+    after = toys.info["counters"]
+    failed = after["packs_failed"] - before["packs_failed"]
+    assert failed >= 5  # all 40 items wait for packs of 8 at most
+    assert after["items_retried"] - before["items_retried"] == 40
+    assert toys.shard_pid == pid
+    # A traceback that is kept would keep what its frames hold.
+    assert shard.memory_info().rss - held < 3 * CROWDED_BYTES
+    fault_table.note(
+        "packs run out of memory (`torch.OutOfMemoryError`), each of their items would not",
+        map(_ending, replies),
+    )
+
+
 @pytest.mark.parametrize("fault", [HANGS, DIES])
 def test_an_item_that_hangs_or_kills_the_shard_fails_alone_and_the_shard_is_replaced(
     toys: Toys, fault: int, fault_table: FaultTable
@@ -127,6 +149,22 @@ def test_too_many_requests_are_429_with_a_time_to_come_again_and_the_others_are_
             assert int(reply.headers["retry-after"]) >= 1
             assert "queue.max_requests" in reply.json()["error"]["message"]
     fault_table.note("100 requests where 64 are allowed", map(_ending, replies))
+
+
+def test_when_more_comes_than_deadlines_allow_the_tower_encodes_hardly_anything_for_nobody(
+    toys: Toys, fault_table: FaultTable
+) -> None:
+    before = toys.info["counters"]
+    replies = flood(toys.url, requests=400, a_second=40, deadline_s=1.5)
+    packed = toys.info["counters"]["items_packed"] - before["items_packed"]
+    statuses = Counter(reply.status_code for reply in replies)
+    assert set(statuses) <= {200, 429, 504}
+    assert statuses[504] > 50, "requests have waited for all of their deadlines"
+    assert statuses[200] > 0.8 * packed
+    fault_table.note(
+        "twice of what the tower can do for 10 s, in a queue of 3 s, with deadlines of 1.5 s",
+        map(_ending, replies),
+    )
 
 
 def test_a_killed_shard_under_load_costs_no_request(toys: Toys, fault_table: FaultTable) -> None:

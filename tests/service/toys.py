@@ -11,7 +11,7 @@ import httpx
 import numpy as np
 import yaml
 
-from tests.toy import expected
+from tests.toy import SLOW, expected, toy
 
 
 def application(name: str, **sections: Any) -> dict[str, Any]:
@@ -52,11 +52,13 @@ def service_file(folder: Path, *applications: dict[str, Any]) -> Path:
     return file
 
 
-async def post(client: httpx.AsyncClient, url: str, items: list[bytes]) -> httpx.Response:
+async def post(
+    client: httpx.AsyncClient, url: str, items: list[bytes], headers: dict[str, str] | None = None
+) -> httpx.Response:
     uris = [f"data:image/png;base64,{base64.b64encode(item).decode()}" for item in items]
     parts = [{"type": "image_url", "image_url": {"url": uri}} for uri in uris]
     body = {"model": "toy", "input": parts, "encoding_format": "float"}
-    return await client.post(f"{url}/v1/encode", json=body)
+    return await client.post(f"{url}/v1/encode", json=body, headers=headers)
 
 
 def encode_many(url: str, requests: list[list[bytes]]) -> list[httpx.Response]:
@@ -66,6 +68,22 @@ def encode_many(url: str, requests: list[list[bytes]]) -> list[httpx.Response]:
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(timeout=60, limits=limits) as client:
             return await asyncio.gather(*(post(client, url, items) for items in requests))
+
+    return asyncio.run(run())
+
+
+def flood(url: str, requests: int, a_second: float, deadline_s: float) -> list[httpx.Response]:
+    """Slow toys, so many a second whatever becomes of them, without retries."""
+
+    async def one(client: httpx.AsyncClient, number: int) -> httpx.Response:
+        await asyncio.sleep(number / a_second)
+        headers = {"x-deadline-seconds": f"{deadline_s}"}
+        return await post(client, url, [toy(number % 256, SLOW)], headers)
+
+    async def run() -> list[httpx.Response]:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(timeout=60, limits=limits) as client:
+            return await asyncio.gather(*(one(client, number) for number in range(requests)))
 
     return asyncio.run(run())
 

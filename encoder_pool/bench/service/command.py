@@ -28,8 +28,15 @@ def add_options(parser: argparse.ArgumentParser, target: Callable[[str], Path]) 
     )
     parser.add_argument("--seconds", type=_seconds, default=10.0, help="that are counted of each load")
     parser.add_argument("--clients", type=_count, default=_clients(), help="client processes")
-    parser.add_argument(
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument(
         "--soak", type=_count, metavar="REQUESTS", help="see whether memory stays flat instead"
+    )
+    instead.add_argument(
+        "--overload",
+        type=_seconds,
+        metavar="SECONDS",
+        help="send twice the peak for so long instead, once the queue is full",
     )
     parser.add_argument("--append", action="store_true", help="keep what --out holds of this machine")
     parser.add_argument("--out", type=target, help="write the results to this JSON file, as they come")

@@ -19,6 +19,7 @@ from encoder_pool.bench.service.results import Cores, Kind, LoadResult
 
 _LEAD_S = 0.5
 """Until a load begins: clients read their photos."""
+LOOK_S = 2.0
 TRIES = 4
 """The last is eight times as long as the first."""
 TOTAL = "total"
@@ -109,27 +110,39 @@ class Bench:
         self._look = look
         self._num_cores = num_cores
 
-    def carry_out(self, plan: Plan, photos: Sequence[Path], tower_items_s: float) -> Load:
+    def carry_out(
+        self,
+        plan: Plan,
+        photos: Sequence[Path],
+        tower_items_s: float,
+        look: Callable[[], None] = lambda: None,
+    ) -> Load:
         """The load. Raises ValueError if nothing was answered well in its window.
 
         While nothing at all comes back in time, it is tried again, for twice as long.
+
+        look  called every LOOK_S in the window
         """
         for attempt in range(TRIES):
-            load = self._carry_out(plan.longer(2**attempt), tuple(photos), tower_items_s)
+            load = self._carry_out(plan.longer(2**attempt), tuple(photos), tower_items_s, look)
             if load.counted:
                 break
         if not load.good:
             raise ValueError(_nothing(load))
         return load
 
-    def _carry_out(self, plan: Plan, photos: tuple[Path, ...], tower_items_s: float) -> Load:
+    def _carry_out(
+        self, plan: Plan, photos: tuple[Path, ...], tower_items_s: float, look: Callable[[], None]
+    ) -> Load:
         begin = time.monotonic() + _LEAD_S
         window = (begin + plan.warm_s, begin + plan.warm_s + plan.seconds)
         shares = self._shares(plan, photos, begin, window)
         self._crew.begin(shares)
         time.sleep(max(window[0] - time.monotonic(), 0.0))
         counted, usage = self._look(), self._processes.usage()
-        time.sleep(max(window[1] - time.monotonic(), 0.0))
+        while (left_s := window[1] - time.monotonic()) > 0:
+            look()
+            time.sleep(min(left_s, LOOK_S))
         spent = Spent.between(usage, self._processes.usage())
         counted = self._look().since(counted)
         reports = self._crew.reports(len(shares))

@@ -4,7 +4,7 @@ lone      one request at a time
 closed    as many in flight as clients keep there, at three depths: the best is the peak
 poisson   independent arrivals at 70 % of the peak
 bursts    half of the peak on average, a second's worth at once
-overload  1.3 times the peak: what is refused, and what is still answered
+overload  twice the peak: what is refused, and what is still answered
 grouped   a closed loop again, several images a request
 shared    a closed loop again, rows in shared memory instead of a body
 """
@@ -39,7 +39,8 @@ LEAST_IN_FLIGHT = 8
 """But so many, that packs of several can be made."""
 FILL = 0.9
 """Of the queue's tokens and requests; beyond them a closed loop would be refused."""
-SHARES: tuple[tuple[Kind, float], ...] = (("poisson", 0.7), ("bursts", 0.5), ("overload", 1.3))
+OVERLOAD = 2.0
+SHARES: tuple[tuple[Kind, float], ...] = (("poisson", 0.7), ("bursts", 0.5), ("overload", OVERLOAD))
 """Of the peak that open loops offer, on average."""
 BURST_EVERY_S = 1.0
 WARM_S = 1.0
@@ -83,15 +84,19 @@ class Subject:
         warm_s = self.warm_s + in_flight * images / self.own.items_s
         return Plan(kind, images, warm_s, self.seconds, in_flight)
 
-    def opened(self, kind: Kind, items_s: float) -> Plan:
-        """An open loop, with clients for all that the queue may hold, so that none waits for one."""
-        seconds = self.warm_s + self.seconds
+    def opened(self, kind: Kind, items_s: float, warm_s: float | None = None) -> Plan:
+        """An open loop, with clients for all that the queue may hold, so that none waits for one.
+
+        warm_s  what is not counted of it, if that is to be more than a moment
+        """
+        warm_s = self.warm_s if warm_s is None else warm_s
+        seconds = warm_s + self.seconds
         if kind == "bursts":
             due = bursts(items_s, seconds, BURST_EVERY_S)
         else:
             due = poisson(items_s, seconds, _SEED)
         lanes = min(int(self.capacity) + SPARE_LANES, max(len(due), 1))
-        return Plan(kind, 1, self.warm_s, self.seconds, lanes, due, items_s)
+        return Plan(kind, 1, warm_s, self.seconds, lanes, due, items_s)
 
 
 def measure_set(bench: Bench, subject: Subject, file: str, command: str, say: Say) -> SetResult:

@@ -167,13 +167,35 @@ class SoakResult(_Found):
     grown_descriptors: Mapping[str, int]
 
 
+class OverloadResult(_Found):
+    """What a service does at twice its peak, from when its queue is full.
+
+    peak     the best of the closed loops
+    goodput  share of its rate that `load` had
+    resident_bytes, descriptors     by process, every two seconds
+    grown_bytes, grown_descriptors  from the median of the first quarter of these to that of the last
+    """
+
+    file: str
+    command: str
+    date: str
+    peak: LoadResult
+    load: LoadResult
+    goodput: Number
+    resident_bytes: Mapping[str, tuple[int, ...]]
+    descriptors: Mapping[str, tuple[int, ...]]
+    grown_bytes: Mapping[str, int]
+    grown_descriptors: Mapping[str, int]
+
+
 class ServiceResults(_Found):
-    """Runs on one machine, by set and by soak."""
+    """Runs on one machine, by set, soak and overload."""
 
     machine: Machine
     versions: Mapping[str, str]
     sets: Mapping[str, SetResult] = {}
     soaks: Mapping[str, SoakResult] = {}
+    overloads: Mapping[str, OverloadResult] = {}
 
     def with_set(self, name: str, found: SetResult) -> ServiceResults:
         """With this set, in the place of one of the same name."""
@@ -182,6 +204,10 @@ class ServiceResults(_Found):
     def with_soak(self, name: str, found: SoakResult) -> ServiceResults:
         """With this soak, in the place of one of the same name."""
         return self.model_copy(update={"soaks": {**self.soaks, name: found}})
+
+    def with_overload(self, name: str, found: OverloadResult) -> ServiceResults:
+        """With this overload, in the place of one of the same name."""
+        return self.model_copy(update={"overloads": {**self.overloads, name: found}})
 
 
 def write(results: ServiceResults, path: Path) -> None:

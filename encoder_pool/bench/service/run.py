@@ -17,6 +17,7 @@ from encoder_pool.bench.service.counted import Counted
 from encoder_pool.bench.service.crew import Crew
 from encoder_pool.bench.service.loads import Bench
 from encoder_pool.bench.service.measure import Subject, complaints, measure_set
+from encoder_pool.bench.service.overload import failings, overload
 from encoder_pool.bench.service.photos import PhotoSet
 from encoder_pool.bench.service.processes import ServiceProcesses
 from encoder_pool.bench.service.results import ServiceResults, read, write
@@ -39,7 +40,7 @@ class Options:
 
     application  None for the first of the file
     name         what the sets' names begin with; None for the application's
-    soak         requests of a soak, None to measure
+    soak         requests of a soak, overload seconds of one; None to measure
     """
 
     file: Path
@@ -49,6 +50,7 @@ class Options:
     clients: int
     application: str | None = None
     soak: int | None = None
+    overload: float | None = None
     appends: bool = False
     out: Path | None = None
 
@@ -59,6 +61,7 @@ class Options:
             "--name": self.name,
             "--application": self.application,
             "--soak": self.soak,
+            "--overload": None if self.overload is None else f"{self.overload:g}",
             "--out": self.out,
         }
         words = ["encoder-pool", "bench", "service", "--file", f"{self.file}"]
@@ -144,8 +147,13 @@ def _under_load(
                 wrong += leaks(key, found)
             else:
                 subject = Subject(key, paths, own.rates[name], application.config, options.seconds)
-                results = results.with_set(key, measure_set(bench, subject, file, options.command, say))
-                wrong += complaints(key, results.sets[key])
+                if options.overload:
+                    flood = overload(bench, processes, subject, options.overload, file, options.command, say)
+                    results = results.with_overload(key, flood)
+                    wrong += failings(key, flood)
+                else:
+                    results = results.with_set(key, measure_set(bench, subject, file, options.command, say))
+                    wrong += complaints(key, results.sets[key])
             if options.out is not None:
                 write(results, options.out)
     return Ran(results, tuple(wrong))

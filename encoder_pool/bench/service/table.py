@@ -1,4 +1,4 @@
-"""Results for the terminal: the machine, all sets at a glance, every load of each, and soaks."""
+"""Results for the terminal: the machine, all sets at a glance, every load of each, soaks and overloads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ from collections.abc import Iterator
 from rich.console import RenderableType
 from rich.table import Table
 
-from encoder_pool.bench.service.results import LoadResult, ServiceResults, SetResult, SoakResult
+from encoder_pool.bench.service.results import (
+    LoadResult,
+    OverloadResult,
+    ServiceResults,
+    SetResult,
+    SoakResult,
+)
 
 _MIB = 1 << 20
 WIDTH = 120
@@ -24,6 +30,8 @@ def report(results: ServiceResults) -> Iterator[RenderableType]:
         yield _loads(name, found)
     for name, soaked in results.soaks.items():
         yield _soak(name, soaked)
+    for name, flooded in results.overloads.items():
+        yield _overload(name, flooded)
 
 
 def _glance(results: ServiceResults) -> Table:
@@ -118,6 +126,24 @@ def _soak(name: str, found: SoakResult) -> Table:
             role,
             *(f"{each.resident_bytes / _MIB:.0f}" for each in held),
             *(f"{each.descriptors}" for each in (seen[0], seen[-1])),
+        )
+    return table
+
+
+def _overload(name: str, found: OverloadResult) -> Table:
+    load = found.load
+    table = _table(
+        f"{name}: {number(load.offered or 0)} images a second for {load.seconds:.0f} s, "
+        f"{number(load.items_s)} answered, {found.goodput:.0%} of the peak",
+        ("process", "MiB at the start", "at the end", "descriptors at the start", "at the end"),
+        f"{load.requests} answered, {load.refused} refused, {load.errors} failed; "
+        f"p50 {number(load.p50_ms)} ms, p99 {number(load.p99_ms)} ms",
+    )
+    for role, resident in found.resident_bytes.items():
+        table.add_row(
+            role,
+            *(f"{resident[at] / _MIB:.0f}" for at in (0, -1)),
+            *(f"{found.descriptors[role][at]}" for at in (0, -1)),
         )
     return table
 
