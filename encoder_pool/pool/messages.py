@@ -77,6 +77,7 @@ class GpuMemory:
     pool_bytes                what the graphs have for what they compute in between
     rung_bytes                what each rung, ascending, added to that
     total_bytes, free_bytes   of the whole GPU, whoever uses it
+    bound_bytes               the most that tensors and graphs of this shard may take
     """
 
     device: str
@@ -85,6 +86,7 @@ class GpuMemory:
     rung_bytes: tuple[int, ...]
     total_bytes: int
     free_bytes: int
+    bound_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
