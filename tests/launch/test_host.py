@@ -54,7 +54,7 @@ def test_fractions_of_cpus_add_up_over_applications(tmp_path: Path) -> None:
     assert found(service, Host(3.0, AMPLE.free_bytes)) == []
     (problem,) = found(service, Host(2.9, AMPLE.free_bytes))
     assert problem == (
-        "the applications reserve 3 CPUs (replica.cpus + shard.cpus a rank, times scaling.min_replicas); "
+        "the applications reserve 3 CPUs (replica.cpus + shard.cpus a shard, times scaling.min_replicas); "
         "this host has 2.9"
     )
 
@@ -146,7 +146,7 @@ def test_shares_of_gpus_add_up_over_applications(tmp_path: Path) -> None:
     assert found(service, replace(AMPLE, gpus=2)) == []
     (problem,) = found(service, replace(AMPLE, gpus=1))
     assert problem == (
-        "the applications reserve 2 GPUs (shard.gpus a rank, times scaling.min_replicas); this host has 1"
+        "the applications reserve 2 GPUs (shard.gpus a shard, times scaling.min_replicas); this host has 1"
     )
 
 

@@ -15,6 +15,7 @@ import pytest
 from encoder_pool.core import Cost, Grid
 from encoder_pool.errors import EncodeFailed
 from encoder_pool.http.service import Encoded
+from encoder_pool.pool.dispatch import Equipped
 from encoder_pool.pool.identity import Identity
 from encoder_pool.pool.meeting import Place
 from encoder_pool.pool.messages import ItemLayout, PackRequest
@@ -66,7 +67,8 @@ async def running(adapter: str = "SplitToyAdapter", **shard: Any) -> AsyncIterat
     worker = Worker(settings.shard, partial(start_ranks, 2, start_shard))
     try:
         await worker.start()
-        pool = Pool(settings, split, sizing, ring, worker, Identity(settings.model, "toy"), time.monotonic)
+        workers = [Equipped(worker, ring)]
+        pool = Pool(settings, split, sizing, workers, Identity(settings.model, "toy"), time.monotonic)
         pool.start()
         yield Running(pool, worker, shards)
         pool.stop()

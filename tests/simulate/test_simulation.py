@@ -13,6 +13,7 @@ import pytest
 
 from encoder_pool.core import Cost, Media, Modality
 from encoder_pool.errors import UndecodableMedia
+from encoder_pool.pool.dispatch import Equipped
 from encoder_pool.pool.identity import Identity
 from encoder_pool.pool.messages import PackReply, PackRequest, ShardReport
 from encoder_pool.pool.pool import Pool
@@ -258,7 +259,8 @@ async def real_packs() -> list[SeenPack]:
     await worker.start()
     ring = Ring.create(sizing.slots, sizing.input_bytes, sizing.output_bytes)
     loop = asyncio.get_running_loop()
-    pool = Pool(settings, adapter, sizing, ring, worker, Identity(settings.model, "toy"), loop.time)
+    workers = [Equipped(worker, ring)]
+    pool = Pool(settings, adapter, sizing, workers, Identity(settings.model, "toy"), loop.time)
     pool.start()
 
     async def encode(size: int) -> None:
