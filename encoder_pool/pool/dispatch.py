@@ -180,6 +180,8 @@ class Dispatcher:
         begun = self._clock()
         request = await self._copy(self._write, slot, batch)
         written = self._clock()
+        if batch.is_retry:  # a shard that has died unnoticed must not be held against the item
+            await self.worker.check()
         if not self.worker.is_ready:  # others may be free long before it has a shard again
             self._batcher.put_back(batch.jobs)
             return

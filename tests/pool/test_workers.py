@@ -225,6 +225,16 @@ async def test_when_both_die_at_once_their_items_wait_for_the_first_that_is_ther
         assert pool.counters.items_ok == 32
 
 
+async def test_two_shards_that_died_unnoticed_are_not_held_against_an_item() -> None:
+    async with running(config(**TWO)) as (pool, shards):
+        for shard in shards:
+            shard.is_dead = True
+        assert pool.readiness == Readiness("ready", 2, 2)
+        assert_rows(await encode(pool, toy(1)), 1)
+        assert pool.counters.packs_failed == 1
+        await until(lambda: pool.readiness == Readiness("ready", 2, 2))
+
+
 async def test_each_worker_packs_for_the_rungs_of_its_own_shard(monkeypatch: pytest.MonkeyPatch) -> None:
     capture, captured = LocalShard.capture, list[LocalShard]()
 

@@ -146,6 +146,11 @@ def test_when_both_shards_are_killed_what_waits_is_answered_by_those_in_their_pl
         pair.encode(range(80), SLOW)
     pair.wait_for_both(*pids)
     assert set(pair.pids).isdisjoint(pids)
+    pids = pair.pids
+    with pair.killing(*pids, after_s=0.0):
+        pass
+    pair.encode([1])  # before anybody has missed them
+    pair.wait_for_both(*pids)
     pair.encode(range(60))
     counters = pair.info["counters"]
     assert counters["items_retried"] > 0
