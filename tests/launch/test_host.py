@@ -89,6 +89,16 @@ def test_memory_is_that_of_processes_rings_and_weights(tmp_path: Path) -> None:
     assert problem.startswith(f"about {needed >> 20} MiB of memory are needed, ")
 
 
+def test_every_worker_is_a_process_with_a_ring_and_reserves_what_a_shard_does(tmp_path: Path) -> None:
+    entry = toy_entry(tmp_path, replica={"workers": 3, "cpus": 0.5}, shard={"cpus": 1.5})
+    service = a_service(tmp_path, entry)
+    (plan,) = plan_service(service)
+    assert plan.host_bytes >= 3 * plan.sizing.ring_bytes
+    needed = 3 * PROCESS_BYTES + plan.host_bytes
+    assert found(service, Host(5.0, needed)) == []
+    assert len(found(service, Host(4.9, needed - 1))) == 2
+
+
 def test_every_rank_is_a_process_and_reserves_what_a_shard_does(tmp_path: Path) -> None:
     model = {
         "adapter": "grid",
