@@ -155,6 +155,11 @@ class ShardStatus:
     pid: int
     busy_s: float
 
+    @property
+    def progress(self) -> tuple[int, float]:
+        """How far the shard is: phases follow one another as they are written down."""
+        return list(Phase).index(self.phase), self.fraction
+
 
 def lay_out(items: Sequence[PreparedItem], region: npt.NDArray[np.uint8]) -> tuple[ItemLayout, ...]:
     """Write the items' arrays into the region, one after the other, and say where each lies."""
