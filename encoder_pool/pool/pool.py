@@ -283,7 +283,7 @@ class Pool:
             rows = np.empty((item.tokens, self.adapter.width), self.config.model.dtype.storage)
         loads = in_loads(pieces, self.workers.ladder)
         whole = Pieces(item, loads, rows, deadline, self.batcher.enter)
-        for _ in range(self.config.queue.packs_in_flight):
+        for _ in range(self.workers.slots):
             whole.enter_load()
         return whole
 

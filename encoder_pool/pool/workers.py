@@ -54,6 +54,11 @@ class Workers:
         return sum(worker.is_ready for worker in self._workers)
 
     @property
+    def slots(self) -> int:
+        """Packs that may be in flight at once."""
+        return sum(dispatcher.ring.address.slots for dispatcher in self.dispatchers)
+
+    @property
     def is_any_left(self) -> bool:
         """Whether one lives, or is being brought up again."""
         return not all(worker.has_given_up for worker in self._workers)

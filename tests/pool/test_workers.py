@@ -20,7 +20,8 @@ from encoder_pool.pool.messages import ItemLayout, ShardReport, lay_out
 from encoder_pool.pool.pool import Pool
 from tests.pool.local_pool import HELD, assert_rows, attempt, config, encode, running, until
 from tests.pool.local_shard import LocalShard
-from tests.toy import RAISES, TOKENS, toy
+from tests.pool.long_toy import long_toy
+from tests.toy import RAISES, TOKENS, expected, toy
 
 TWO = {"replica": {"workers": 2}}
 ONE_PACK_EACH = {**TWO, "queue": {"packs_in_flight": 1}}
@@ -233,6 +234,20 @@ async def test_two_shards_that_died_unnoticed_are_not_held_against_an_item() -> 
         assert_rows(await encode(pool, toy(1)), 1)
         assert pool.counters.packs_failed == 1
         await until(lambda: pool.readiness == Readiness("ready", 2, 2))
+
+
+async def test_the_pieces_of_one_long_item_are_at_both_workers_at_once() -> None:
+    model = {"name": "toy", "adapter": "tests.pool.long_toy:LongToyAdapter", "checkpoint": "unused"}
+    sections = {"model": model, "ladder": {"min": 1, "max": 2}}
+    async with running(config(**ONE_PACK_EACH, **sections)) as (pool, shards):
+        for shard in shards:
+            shard.hold()
+        task = asyncio.create_task(encode(pool, long_toy(range(1, 13))))
+        await until(lambda: all(shard.holds_pack for shard in shards))
+        for shard in shards:
+            shard.let_go()
+        (embedding,) = (await task).embeddings
+        np.testing.assert_array_equal(embedding.rows, np.concatenate([*map(expected, range(1, 13))]))
 
 
 async def test_each_worker_packs_for_the_rungs_of_its_own_shard(monkeypatch: pytest.MonkeyPatch) -> None:
