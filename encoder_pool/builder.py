@@ -47,7 +47,7 @@ def build_app(args: PoolConfig) -> "Application":
 def bundles(args: PoolConfig) -> list[dict[str, float]]:
     """What Ray reserves, on one host: for a replica, and for each of its shards."""
     shard = {"CPU": args.shard.cpus} | ({"GPU": args.gpus} if args.gpus else {})
-    return [{"CPU": args.replica.cpus}, *[shard] * args.model.tensor_parallel_size]
+    return [{"CPU": args.replica.cpus}, *[shard] * args.shards]
 
 
 def _scale(scaling: ScalingConfig) -> dict[str, Any]:

@@ -173,7 +173,7 @@ class QueueConfig(Section):
         60.0, description="A request without an x-deadline-seconds header is given up after this time."
     )
     packs_in_flight: Annotated[int, Field(ge=1, le=4)] = Field(
-        2, description="Packs handed to a worker at once, so that copies hide behind the tower."
+        2, description="Packs handed to each worker at once, so that copies hide behind the tower."
     )
 
 
@@ -268,7 +268,8 @@ class ShardConfig(Section):
     cpus: Cpus = Field(0.4, description="CPU share Ray reserves for the actor; fractions are fine.")
     gpus: Annotated[float, Field(gt=0, le=1)] | None = Field(
         None,
-        description="GPU share Ray reserves for the actor with model.device cuda. Unset: a whole one.",
+        description="GPU share Ray reserves for the actor with model.device cuda; of the card's memory its "
+        "tensors and graphs may take no more. Unset: a whole one.",
     )
     threads: Positive = Field(1, description="Threads the tower computes with on a CPU.")
     load_timeout_s: Seconds = Field(300.0, description="Loading the weights may take this long.")
@@ -281,13 +282,20 @@ class ShardConfig(Section):
         "it is replaced.",
     )
     max_restarts: Annotated[int, Field(ge=0)] = Field(
-        5, description="Restarts in a row without one good pack before the replica gives up and is replaced."
+        5,
+        description="Restarts in a row without one good pack before the worker gives up; without a worker "
+        "the replica is replaced.",
     )
 
 
 class ReplicaConfig(Section):
-    """The Serve replica: HTTP, preparation, admission, batching."""
+    """The Serve replica: HTTP, preparation, admission, batching, and the workers behind it."""
 
+    workers: Annotated[int, Field(ge=1, le=64)] = Field(
+        1,
+        description="Workers that take packs from the replica's one queue, whichever is free. Each has "
+        "a ring and shards of its own.",
+    )
     cpus: Cpus = Field(0.4, description="CPU share Ray reserves for the replica; fractions are fine.")
     prepare_processes: Positive = Field(2, description="Processes that decode and resize media.")
     prepare_timeout_s: Seconds = Field(
@@ -349,6 +357,11 @@ class PoolConfig(Section):
         if self.model.device == "cpu":
             return 0.0
         return 1.0 if self.shard.gpus is None else self.shard.gpus
+
+    @property
+    def shards(self) -> int:
+        """Of one replica: the ranks of all its workers."""
+        return self.replica.workers * self.model.tensor_parallel_size
 
     @model_validator(mode="after")
     def _gpu_for_cuda_only(self) -> PoolConfig:

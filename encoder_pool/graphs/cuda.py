@@ -17,6 +17,7 @@ import torch
 
 from encoder_pool.core import Cost, Rung
 from encoder_pool.graphs.arena import split_metadata
+from encoder_pool.graphs.card_memory import CardMemory
 from encoder_pool.graphs.runner import Batch, LadderRunner, Progress, Replay
 from encoder_pool.towers.adapter import Metadata, Tower
 
@@ -33,6 +34,7 @@ class CudaRunner(LadderRunner):
 
     stream      what it captures on; a caller that stays on it never makes the device wait for another stream
     rung_bytes  per rung of `ladder`, what its capture added to the pool
+    share       of the card's memory that the process may take; whoever starts it has bound it to that
     """
 
     def __init__(
@@ -41,9 +43,11 @@ class CudaRunner(LadderRunner):
         ladder: Sequence[Rung],
         device: torch.device | None = None,
         is_split: bool = False,
+        share: float = 1.0,
     ) -> None:
         device = device or torch.device("cuda", torch.cuda.current_device())
         super().__init__(tower, ladder, device, is_split)
+        self.share = share
         self.stream = torch.cuda.Stream(self._device)
         self.rung_bytes: tuple[int, ...] = ()
         self._idle = torch.cuda.Event()
@@ -57,10 +61,11 @@ class CudaRunner(LadderRunner):
 
     @property
     def free_bytes(self) -> int:
-        """Of the GPU, and of what torch holds of it for later."""
-        free, _ = torch.cuda.mem_get_info(self._device)
-        held = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
-        return free + max(0, held - self.pool_bytes)
+        """Of the GPU, within the process's share, and of what torch holds of it for later."""
+        free, total = torch.cuda.mem_get_info(self._device)
+        reserved = torch.cuda.memory_reserved(self._device)
+        held = reserved - torch.cuda.memory_allocated(self._device)
+        return CardMemory(free, total, reserved, max(0, held - self.pool_bytes)).left(self.share)
 
     @property
     def pools(self) -> tuple[_POOL_HANDLE, ...]:

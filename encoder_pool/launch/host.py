@@ -16,7 +16,7 @@ from encoder_pool.launch.file import ServiceFile
 from encoder_pool.launch.plan import PoolPlan, reserved_cpus, reserved_gpus
 
 PROCESS_BYTES = 700 * 1024 * 1024
-"""A replica and its shard, or one more rank, without weights and ring: Python, Ray, torch, transformers."""
+"""A replica and its shard, or one more shard, without weights and ring: Python, Ray, torch, transformers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Host:
 def problems(service: ServiceFile, plans: Sequence[PoolPlan], host: Host) -> list[str]:
     """What stands in the way of starting; empty if nothing does."""
     found = early_problems(service, host)
-    needed = sum(plan.host_bytes + plan.num_ranks * PROCESS_BYTES for plan in plans)
+    needed = sum(plan.host_bytes + plan.num_shards * PROCESS_BYTES for plan in plans)
     if needed > host.free_bytes:
         found.append(f"about {needed >> 20} MiB of memory are needed, {host.free_bytes >> 20} MiB are free")
     return found
@@ -49,7 +49,7 @@ def early_problems(service: ServiceFile, host: Host) -> list[str]:
     cpus = sum(reserved_cpus(application.config) for application in service.applications)
     if cpus > host.cpus + 1e-9:
         found.append(
-            f"the applications reserve {cpus:g} CPUs (replica.cpus + shard.cpus a rank, times "
+            f"the applications reserve {cpus:g} CPUs (replica.cpus + shard.cpus a shard, times "
             f"scaling.min_replicas); this host has {host.cpus:g}"
         )
     configs = [application.config for application in service.applications]
@@ -74,7 +74,7 @@ def _why_no_keys(auth: AuthConfig) -> str | None:
 
 
 def _too_few_gpus(needed: float, there: int) -> str:
-    reserved = f"the applications reserve {needed:g} GPUs (shard.gpus a rank, times scaling.min_replicas)"
+    reserved = f"the applications reserve {needed:g} GPUs (shard.gpus a shard, times scaling.min_replicas)"
     if there:
         return f"{reserved}; this host has {there}"
     return (

@@ -53,9 +53,9 @@ class PoolPlan:
         return self.config.scaling.first_replicas
 
     @property
-    def num_ranks(self) -> int:
+    def num_shards(self) -> int:
         """Shards that are started at once."""
-        return self.num_replicas * self.config.model.tensor_parallel_size
+        return self.num_replicas * self.config.shards
 
     @property
     def cpus(self) -> float:
@@ -73,21 +73,21 @@ class PoolPlan:
 
         Of a tower that is split every rank reads all weights.
         """
-        model = self.config.model
+        model, rings = self.config.model, self.config.replica.workers * self.sizing.ring_bytes
         is_made_on_gpu = model.device == "cuda" and model.load_format == "dummy"
-        weights = 0 if is_made_on_gpu else self.num_ranks * (self.weight_bytes or 0)
-        return self.num_replicas * (self.sizing.ring_bytes + self.config.cache.max_bytes) + weights
+        weights = 0 if is_made_on_gpu else self.num_shards * (self.weight_bytes or 0)
+        return self.num_replicas * (rings + self.config.cache.max_bytes) + weights
 
 
 def reserved_cpus(config: PoolConfig) -> float:
     """CPUs that all replicas and shards of a pool reserve together when it starts."""
-    shards = config.model.tensor_parallel_size * config.shard.cpus
+    shards = config.shards * config.shard.cpus
     return config.scaling.first_replicas * (config.replica.cpus + shards)
 
 
 def reserved_gpus(config: PoolConfig) -> float:
     """GPUs that all shards of a pool reserve together when it starts."""
-    return config.scaling.first_replicas * config.model.tensor_parallel_size * config.gpus
+    return config.scaling.first_replicas * config.shards * config.gpus
 
 
 def plan_service(service: ServiceFile, progress: Progress = silent) -> list[PoolPlan]:

@@ -167,14 +167,15 @@ def _log_folder() -> str:
 
 
 def _shards() -> dict[str, ShardStatus]:
-    """What the shards that are already there are doing, by application."""
-    shards = {}
+    """By application, what that of its shards that are there already is doing which is least far."""
+    shards: dict[str, ShardStatus] = {}
     for actor in ray.util.list_named_actors(all_namespaces=True):
         if actor["namespace"] == NAMESPACE:
             with contextlib.suppress(RayError, ValueError, GetTimeoutError):
                 handle: Any = ray.get_actor(actor["name"], NAMESPACE)
                 status = ray.get(handle.status.options(concurrency_group=CONTROL).remote(), timeout=1.0)
-                shards[str(actor["name"]).partition("/")[0]] = status
+                name = str(actor["name"]).partition("/")[0]
+                shards[name] = min(shards.get(name, status), status, key=lambda each: each.progress)
     return shards
 
 

@@ -59,7 +59,7 @@ def plan_table(name: str, plan: PoolPlan) -> Table:
         f"per worker: ring {sizing.ring_bytes / MIB:.1f} MiB "
         f"in {sizing.slots} slots, weights {_mebibytes(plan.weight_bytes)}\n"
         f"{_gpu_line(plan)}"
-        f"{plan.num_replicas} replica(s), {plan.cpus:g} CPUs\n"
+        f"{plan.num_replicas} replica(s) of {plan.config.replica.workers} worker(s), {plan.cpus:g} CPUs\n"
         f"padding by number of waiting items, drawn evenly from 1 to "
         f"{(plan.measured or sizing).ladder[-1].budget} {plan.unit}: {padding}"
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Protocol
 
 from encoder_pool.config import QueueConfig
 from encoder_pool.errors import Overloaded, TooLarge
@@ -19,8 +20,17 @@ RATE_HALF_LIFE_S = 10.0
 LONGEST_RETRY_S = 60.0
 
 
+class Rate(Protocol):
+    """How fast a replica encodes."""
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Never zero."""
+        ...
+
+
 class TokenRate:
-    """Tokens a second while there was work, as an average that forgets."""
+    """Tokens a second of one worker while there was work, as an average that forgets."""
 
     def __init__(self, tokens: float, busy_s: float) -> None:
         """Start from one measurement, which weighs as much as its seconds."""
@@ -28,7 +38,7 @@ class TokenRate:
         self._seconds = busy_s
 
     def observe(self, tokens: int, busy_s: float) -> None:
-        """Count tokens that took so many seconds of a worker."""
+        """Count tokens that took the worker so many seconds."""
         keep = 0.5 ** (busy_s / RATE_HALF_LIFE_S)
         self._tokens = self._tokens * keep + tokens
         self._seconds = self._seconds * keep + busy_s
@@ -67,7 +77,7 @@ class Reservation:
 class Admission:
     """Counts what the replica holds."""
 
-    def __init__(self, config: QueueConfig, rate: TokenRate) -> None:
+    def __init__(self, config: QueueConfig, rate: Rate) -> None:
         self._config = config
         self._rate = rate
         self.requests = 0

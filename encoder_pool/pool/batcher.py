@@ -145,8 +145,13 @@ class Batcher:
 
     def retry_alone(self, jobs: Sequence[Job]) -> None:
         """Put the jobs of a failed pack back to the head of the queue, each to run by itself."""
-        for job in reversed(jobs):
+        for job in jobs:
             job.is_retry = True
+        self.put_back(jobs)
+
+    def put_back(self, jobs: Sequence[Job]) -> None:
+        """Put the jobs of a pack that was not begun back to the head of the queue, for whoever is free."""
+        for job in reversed(jobs):
             if self._closed is not None:
                 job.fail(self._closed)
             else:

@@ -1,14 +1,16 @@
 """The Serve deployment of a model: a pool as a replica, with its shards beside it in one placement group.
 
-A replica is ready (its constructor returns) only when its shards are captured. `check_health` sees the
-shard and the dispatch loops, not only the event loop; once the worker has given up it fails with Ray's
-own actor error, which Serve answers by replacing the replica at once.
+A replica is ready (its constructor returns) only when its shards are captured. `check_health` sees every
+shard and the dispatch loops, not only the event loop; once no worker is left it fails with Ray's own actor
+error, which Serve answers by replacing the replica at once.
 """
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -23,6 +25,7 @@ from encoder_pool.config import PoolConfig
 from encoder_pool.errors import PoolError
 from encoder_pool.http.routes import build_app
 from encoder_pool.pool.calls import Answer, Call, answer
+from encoder_pool.pool.dispatch import Equipped
 from encoder_pool.pool.identity import Identity, weights_version
 from encoder_pool.pool.pool import Pool
 from encoder_pool.pool.preparers import Preparers
@@ -54,35 +57,40 @@ class EncoderPool:
         checkpoint = ensure(config.model.checkpoint)
         adapter = adapter_class(config.model.adapter)(checkpoint)
         sizing = size_pool(config, adapter)
-        ring = Ring.create(sizing.slots, sizing.input_bytes, sizing.output_bytes)
         context = serve.get_replica_context()
         group = get_current_placement_group()
         assert group is not None, "build_app gives every replica a placement group"
-        start_shard = partial(
-            start_ray_shard,
-            f"{context.app_name}/{context.replica_id.unique_id}",
-            config,
-            checkpoint,
-            sizing.ladder,
-            ring.address,
-            group,
-            FIRST_SHARD_BUNDLE,
-        )
-        identity = Identity(config.model, weights_version(checkpoint, config.model.load_format))
-        worker = Worker(config.shard, partial(start_ranks, config.model.tensor_parallel_size, start_shard))
+
+        def equip(number: int) -> Equipped:
+            ranks = config.model.tensor_parallel_size
+            ring = Ring.create(sizing.slots, sizing.input_bytes, sizing.output_bytes)
+            start_shard = partial(
+                start_ray_shard,
+                f"{context.app_name}/{context.replica_id.unique_id}",
+                config,
+                checkpoint,
+                sizing.ladder,
+                ring.address,
+                group,
+                FIRST_SHARD_BUNDLE + number * ranks,
+            )
+            return Equipped(Worker(config.shard, partial(start_ranks, ranks, start_shard)), ring)
+
+        workers = [equip(number) for number in range(config.replica.workers)]
         preparers = Preparers(Setting(config.model.adapter, checkpoint, config.limits), config.replica)
         preparers.start()
-        await worker.start()
+        await _start([worker for worker, _ in workers], share_a_gpu=0 < config.gpus < 1)
         await preparers.wait_up()
+        identity = Identity(config.model, weights_version(checkpoint, config.model.load_format))
         # A pool that never has more than one replica sees itself, without a process for it.
         ledger = RayLedger(context.app_name) if config.scaling.max_replicas > 1 else None
         node_id = ray.get_runtime_context().get_node_id()
         place = Place(context.replica_id.unique_id, node_id, ray.util.get_node_ip_address())
         self._pool = Pool(
-            config, adapter, sizing, ring, worker, preparers, identity, time.monotonic, ledger, place
+            config, adapter, sizing, workers, preparers, identity, time.monotonic, ledger, place
         )
         self._pool.start()
-        self._report = WorkReport(self._pool.admission, self._pool.rate, time.monotonic)
+        self._report = WorkReport(self._pool.admission, self._pool.workers, time.monotonic)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """The HTTP application; Serve asks for it once the constructor is through."""
@@ -107,6 +115,15 @@ class EncoderPool:
         if hasattr(self, "_pool"):
             await self._pool.reporter.say_goodbye()
             self._pool.stop()
+
+
+async def _start(workers: Sequence[Worker], *, share_a_gpu: bool) -> None:
+    """Start all workers at once; those that share a GPU in turn, so that none is measured beside another."""
+    if share_a_gpu:
+        for worker in workers:
+            await worker.start()
+    else:
+        await asyncio.gather(*(worker.start() for worker in workers))
 
 
 deployment: Any = serve.deployment(serve.ingress()(EncoderPool), name="EncoderPool")

@@ -3,7 +3,8 @@
     take a pack -> write it into the slot -> the shard runs it -> read its rows -> end its jobs
 
 A loop asks for a pack only when its slot is free and its worker ready, so packs are formed as late as
-possible, and a worker has as many packs in flight as its ring has slots. Knows nothing of HTTP or Ray.
+possible, and a worker has as many packs in flight as its ring has slots. Of several workers that could take
+one, those go first that have least to do. Knows nothing of HTTP or Ray, nor of other workers but for that.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -41,10 +42,18 @@ SMALL_COPY_BYTES = 1 << 22
 """Half a millisecond of copying: a thread that is woken, and wakes the event loop again, takes no less."""
 
 
+class Equipped(NamedTuple):
+    """A worker, and the ring that it shares with its shards."""
+
+    worker: Worker
+    ring: Ring
+
+
 class Dispatcher:
     """Feeds one worker, which has started, from the batcher through its ring.
 
     runs  what its shards have run
+    rate  at which they encode
     """
 
     def __init__(
@@ -56,12 +65,12 @@ class Dispatcher:
         dtype: DType,
         counters: PoolCounters,
         meter: Meter,
-        rate: TokenRate,
         clock: Callable[[], float],
     ) -> None:
         self.worker = worker
         self.ring = ring
         self.runs = RunHistory()
+        self.rate = _first_rate(worker.report)
         self.packs_in_flight = 0
         self._agreed = (0, 0)
         self._proven: PreparedItem | None = None
@@ -72,7 +81,6 @@ class Dispatcher:
         self._row_bytes = adapter.width * dtype.storage.itemsize
         self._counters = counters
         self._meter = meter
-        self._rate = rate
         self._clock = clock
         self._report = worker.report
         self._planner = _planner(worker.report)
@@ -86,10 +94,13 @@ class Dispatcher:
         """Packs that the ranks of the shard that ran last have agreed on."""
         return self._agreed[1]
 
-    def start(self) -> None:
-        """Begin to take packs."""
+    def start(self, on_gone: Callable[[WorkerGone], None]) -> None:
+        """Begin to take packs.
+
+        on_gone  called, perhaps more than once, when the worker has given up and will take no more
+        """
         slots = range(self.ring.address.slots)
-        self._loops = [asyncio.create_task(self._feed(slot)) for slot in slots]
+        self._loops = [asyncio.create_task(self._feed(slot, on_gone)) for slot in slots]
 
     def stop(self) -> None:
         """Take no more packs and end the worker."""
@@ -105,19 +116,25 @@ class Dispatcher:
             if loop.done():
                 loop.result()
 
-    async def _feed(self, slot: int) -> None:
-        """Take packs until the worker gives up; then nobody takes any, so the queue is closed."""
+    async def _feed(self, slot: int, on_gone: Callable[[WorkerGone], None]) -> None:
+        """Take packs until the worker gives up."""
         try:
             while True:
-                batch = await self._batcher.take(self._choose, self.worker.wait_ready)
+                batch = await self._batcher.take(self._choose, self._may_take)
                 await self._encode_or_retry(slot, batch)
                 if self._is_in_doubt:
                     await self._probe(slot)
         except WorkerGone as gone:
-            self._batcher.close(gone.answer)
+            on_gone(gone)
         except Exception:
             self._batcher.close(_broken())
             raise
+
+    async def _may_take(self) -> None:
+        """Wait for the worker, and let those go first who were woken too and have fewer packs at hand."""
+        for _ in range(self.packs_in_flight):
+            await asyncio.sleep(0)
+        await self.worker.wait_ready()
 
     def _choose(self, costs: Sequence[Cost]) -> Pack:
         """The next pack by the ladder and the times of the shard that is there now."""
@@ -154,7 +171,8 @@ class Dispatcher:
                 layout = await self._copy(
                     self._proven.data.nbytes, lay_out, [self._proven], self.ring.input(slot)
                 )
-                await self.worker.wait_ready()
+                if not self.worker.is_ready:
+                    return
                 reply = await self.worker.run(PackRequest(slot, pack.rung, layout))
             is_good = all(reply.finite)
         except PackFailed:
@@ -170,7 +188,11 @@ class Dispatcher:
         arrays = sum(job.item.data.nbytes for job in batch.jobs)
         request = await self._copy(arrays, self._write, slot, batch)
         written = self._clock()
-        await self.worker.wait_ready()
+        if batch.is_retry:  # a shard that has died unnoticed must not be held against the item
+            await self.worker.check()
+        if not self.worker.is_ready:  # others may be free long before it has a shard again
+            self._batcher.put_back(batch.jobs)
+            return
         shard, ladder = self.worker.restarts, self.worker.report.ladder
         reply = await self.worker.run(request)
         ran = self._clock()
@@ -221,7 +243,7 @@ class Dispatcher:
 
     def _count(self, batch: Batch, reply: PackReply, rung: Rung | None) -> None:
         tokens = Cost.total(job.item.cost for job in batch.jobs).out_rows
-        self._rate.observe(tokens, reply.encode_s)
+        self.rate.observe(tokens, reply.encode_s)
         counters, meter = self._counters, self._meter
         counters.packs += 1
         counters.items_packed += len(batch.jobs)
@@ -246,9 +268,7 @@ class Dispatcher:
         """Each item of a failed pack runs once more, by itself; one that fails again has failed."""
         logger.warning("a pack of %d items failed: %s", len(batch.jobs), error)
         self._counters.packs_failed += 1
-        if isinstance(error, WorkerGone):
-            self._fail(batch, error.answer)
-        elif batch.is_retry:
+        if batch.is_retry:
             self._fail(batch, EncodeFailed("the tower failed on this item, also when it ran alone"))
         else:
             self._counters.items_retried += len(batch.jobs)
@@ -261,6 +281,11 @@ class Dispatcher:
 
 def _planner(report: ShardReport) -> Planner:
     return Planner(report.ladder, report.table)
+
+
+def _first_rate(report: ShardReport) -> TokenRate:
+    """That of the largest rung, until packs have shown another."""
+    return TokenRate(report.ladder[-1].capacity.out_rows, report.table.rung_ms[-1] / 1e3)
 
 
 def _not_finite() -> EncodeFailed:

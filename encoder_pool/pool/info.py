@@ -11,6 +11,7 @@ from encoder_pool.pool.ledger import Row, View
 from encoder_pool.pool.messages import ShardMemory
 
 if TYPE_CHECKING:
+    from encoder_pool.pool.dispatch import Dispatcher
     from encoder_pool.pool.pool import Pool
 
 PACKAGES = ("encoder-pool", "ray", "torch", "transformers")
@@ -23,7 +24,7 @@ def describe(pool: Pool) -> dict[str, Any]:
         "model": _model(pool),
         "ladder": _ladder(pool),
         "limits": pool.config.limits.model_dump(mode="json"),
-        "workers": _workers(pool),
+        "workers": [_worker(pool, dispatcher) for dispatcher in pool.workers.dispatchers],
         "held": held(pool),
         "delivery": pool.leases.describe(),
         "cache": {**pool.cache.describe(), "joined": pool.flights.joined},
@@ -49,7 +50,7 @@ def _model(pool: Pool) -> dict[str, Any]:
 
 
 def _ladder(pool: Pool) -> dict[str, Any]:
-    report = pool.worker.report
+    report = pool.workers.report
     rungs = [
         {"budget": rung.budget, "ms": round(ms, 3), "capacity": asdict(rung.capacity)}
         for rung, ms in zip(report.ladder, report.table.rung_ms, strict=True)
@@ -68,25 +69,29 @@ def _ladder(pool: Pool) -> dict[str, Any]:
     }
 
 
-def _workers(pool: Pool) -> list[dict[str, Any]]:
-    worker = pool.worker
-    return [
-        {
-            "state": worker.state,
-            "pid": worker.report.pid,
-            "restarts": worker.restarts,
-            "ring": {"slots": pool.sizing.slots, "bytes": pool.sizing.ring_bytes},
-            "start_s": {phase: round(seconds, 3) for phase, seconds in worker.report.start_s.items()},
-            "kernels": dict(worker.report.kernels),
-            **memory_entries(worker.report.memory),
-            **_ranks(pool),
-        }
-    ]
+def _worker(pool: Pool, dispatcher: Dispatcher) -> dict[str, Any]:
+    """One worker: its shard now, and what its shards have run since the replica started."""
+    worker, report, ran = dispatcher.worker, dispatcher.worker.report, dispatcher.runs.total.total
+    return {
+        "state": worker.state,
+        "pid": report.pid,
+        "restarts": worker.restarts,
+        "packs": ran.runs,
+        "items": ran.items,
+        "tokens_per_s": round(dispatcher.rate.tokens_per_s, 3),
+        "largest_budget": report.ladder[-1].budget,
+        "measured_at": report.measured_at,
+        "ring": {"slots": pool.sizing.slots, "bytes": pool.sizing.ring_bytes},
+        "start_s": {phase: round(seconds, 3) for phase, seconds in report.start_s.items()},
+        "kernels": dict(report.kernels),
+        **memory_entries(report.memory),
+        **_ranks(dispatcher),
+    }
 
 
-def _ranks(pool: Pool) -> dict[str, Any]:
+def _ranks(dispatcher: Dispatcher) -> dict[str, Any]:
     """What each rank takes, where there are several, and how many packs they have agreed on."""
-    report = pool.worker.report
+    report = dispatcher.worker.report
     if not report.others:
         return {}
     ranks = [
@@ -94,7 +99,7 @@ def _ranks(pool: Pool) -> dict[str, Any]:
         for each in (report, *report.others)
         if each.joined is not None
     ]
-    return {"ranks": ranks, "packs_agreed": pool.dispatcher.packs_agreed}
+    return {"ranks": ranks, "packs_agreed": dispatcher.packs_agreed}
 
 
 def memory_entries(memory: ShardMemory) -> dict[str, Any]:
@@ -125,8 +130,8 @@ def totals(pool: Pool) -> dict[str, int]:
 
 
 def _counters(pool: Pool) -> dict[str, Any]:
-    """The pool's counters since the replica started, and the shard's since the shard did."""
-    last = pool.dispatcher.runs.last
+    """The pool's counters since the replica started, and the shards' since each of them did."""
+    last = pool.workers.shards_ran
     return {**with_ratios(totals(pool)), "shard": asdict(last) if last is not None else None}
 
 

@@ -45,7 +45,7 @@ class ReplicaReport:
     """What a replica says of itself.
 
     number      of its reports until this one; a higher one is newer
-    state       of its worker, in words
+    state       of its workers, in a word
     held        requests, tokens, bytes and queued items, now
     gauges      other metrics that are of now
     is_last     whether it is leaving

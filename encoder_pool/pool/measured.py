@@ -58,6 +58,7 @@ class Subject(Document):
     packages  versions of others; empty for one that is not installed
     tower     digest of the checkpoint's config.json: the family and its widths, not the weights
     threads   of a tower on the CPU
+    gpus      share of a GPU, which bounds how far a ladder without numbers goes
     ranks     that it is split over
     ladder    what the configuration says of it
     rungs     all that may be captured
@@ -72,6 +73,7 @@ class Subject(Document):
     quantization: str
     attention: str
     threads: int
+    gpus: float
     ranks: int
     ladder: LadderConfig
     rungs: tuple[Rung, ...]
@@ -90,6 +92,7 @@ class Subject(Document):
             quantization=model.quantization,
             attention=model.attention,
             threads=config.shard.threads,
+            gpus=config.gpus,
             ranks=model.tensor_parallel_size,
             ladder=config.ladder,
             rungs=rungs,

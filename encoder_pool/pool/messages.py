@@ -77,6 +77,7 @@ class GpuMemory:
     pool_bytes                what the graphs have for what they compute in between
     rung_bytes                what each rung, ascending, added to that
     total_bytes, free_bytes   of the whole GPU, whoever uses it
+    bound_bytes               the most that tensors and graphs of this shard may take
     """
 
     device: str
@@ -85,6 +86,7 @@ class GpuMemory:
     rung_bytes: tuple[int, ...]
     total_bytes: int
     free_bytes: int
+    bound_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +154,11 @@ class ShardStatus:
     fraction: float
     pid: int
     busy_s: float
+
+    @property
+    def progress(self) -> tuple[int, float]:
+        """How far the shard is: phases follow one another as they are written down."""
+        return list(Phase).index(self.phase), self.fraction
 
 
 def lay_out(items: Sequence[PreparedItem], region: npt.NDArray[np.uint8]) -> tuple[ItemLayout, ...]:

@@ -39,7 +39,7 @@ def _counter(name: str, meaning: str, values: Iterable[tuple[str, float]], label
 
 
 def _counters(pool: Pool) -> Iterator[Metric]:
-    counters, runs = pool.counters, pool.dispatcher.runs.total
+    counters, runs = pool.counters, pool.workers.ran
     items = CounterMetricFamily(
         "encoder_pool_items",
         "Items of admitted requests by the way they ended.",
@@ -60,7 +60,7 @@ def _counters(pool: Pool) -> Iterator[Metric]:
         counters.padding_tokens,
     )
     yield CounterMetricFamily(
-        "encoder_pool_worker_restarts", "Shards started in another's place.", pool.worker.restarts
+        "encoder_pool_worker_restarts", "Shards started in another's place.", pool.workers.restarts
     )
 
 
@@ -72,23 +72,26 @@ def _gauges(pool: Pool) -> Iterator[Metric]:
         "encoder_pool_queue_tokens", "Tokens admitted and not yet answered.", pool.admission.tokens
     )
     yield GaugeMetricFamily(
-        "encoder_pool_tokens_per_second", "Measured rate of the workers while busy.", pool.rate.tokens_per_s
+        "encoder_pool_tokens_per_second",
+        "Measured rate of the workers while busy.",
+        pool.workers.tokens_per_s,
     )
     yield GaugeMetricFamily(
         "encoder_pool_workers_ready", "Workers that can take a pack.", pool.readiness.workers_ready
     )
     yield GaugeMetricFamily(
-        "encoder_pool_inflight_batches", "Packs at a worker.", pool.dispatcher.packs_in_flight
+        "encoder_pool_inflight_batches", "Packs at a worker.", pool.workers.packs_in_flight
     )
-    gpu = pool.worker.report.memory.gpu
-    if gpu is not None:
+    reports = [dispatcher.worker.report for dispatcher in pool.workers.dispatchers]
+    gpus = [gpu for report in reports if (gpu := report.memory.gpu) is not None]
+    if gpus:
         memory = GaugeMetricFamily(
             "encoder_pool_gpu_memory_bytes",
-            "Memory of the workers' GPUs as of capture, by what has it.",
+            "Memory of the workers' GPUs as of capture, by what has it; one that they share counts for each.",
             labels=["kind"],
         )
         for kind in ("allocated", "pool", "free", "total"):
-            memory.add_metric([kind], getattr(gpu, f"{kind}_bytes"))
+            memory.add_metric([kind], sum(getattr(gpu, f"{kind}_bytes") for gpu in gpus))
         yield memory
 
 

@@ -21,11 +21,11 @@ from encoder_pool.delivery.leases import Leases
 from encoder_pool.errors import DeadlineExceeded, PoolError, Unavailable
 from encoder_pool.http.service import Encoded, Readiness, Reservation, Sharing, Timings
 from encoder_pool.metrics.meter import Meter
-from encoder_pool.pool.admission import Admission, TokenRate
+from encoder_pool.pool.admission import Admission
 from encoder_pool.pool.batcher import Batcher, Job
 from encoder_pool.pool.cache import EmbeddingCache
 from encoder_pool.pool.counters import Ending, PoolCounters
-from encoder_pool.pool.dispatch import Dispatcher
+from encoder_pool.pool.dispatch import Dispatcher, Equipped
 from encoder_pool.pool.flights import Flight, Flights, Wanted
 from encoder_pool.pool.identity import Identity
 from encoder_pool.pool.info import describe
@@ -34,9 +34,9 @@ from encoder_pool.pool.metering import pool_metrics
 from encoder_pool.pool.pieces import Pieces, in_loads
 from encoder_pool.pool.places import Places, Rows, places_for
 from encoder_pool.pool.reporting import ALONE, Place, Reporter
-from encoder_pool.pool.ring import Ring
 from encoder_pool.pool.sizing import Sizing
-from encoder_pool.pool.worker import Worker, WorkerGone
+from encoder_pool.pool.worker import WorkerGone
+from encoder_pool.pool.workers import Workers
 from encoder_pool.towers.adapter import Adapter
 
 T = TypeVar("T")
@@ -63,46 +63,45 @@ class Preparing(Protocol):
 
 
 class Pool:
-    """Admission, preparation and the queue of one replica, and the worker behind them."""
+    """Admission, preparation and the queue of one replica, and the workers behind them."""
 
     def __init__(
         self,
         config: PoolConfig,
         adapter: Adapter,
         sizing: Sizing,
-        ring: Ring,
-        worker: Worker,
+        workers: Sequence[Equipped],
         preparers: Preparing,
         identity: Identity,
         clock: Callable[[], float],
         ledger: Ledger | None = None,
         place: Place = ALONE,
     ) -> None:
-        """Around a worker and preparers that have started; packs travel through the ring.
+        """Around workers and preparers that have started.
 
         ledger  where to report to; None for a pool that has this replica only
         """
         self.config = config
         self.adapter = adapter
         self.sizing = sizing
-        self.worker = worker
         self.counters = PoolCounters()
         self.meter = Meter()
         self.batcher = Batcher(clock)
-        report = worker.report
-        self.rate = TokenRate(report.ladder[-1].capacity.out_rows, report.table.rung_ms[-1] / 1e3)
-        self.admission = Admission(config.queue, self.rate)
-        self.dispatcher = Dispatcher(
-            worker,
-            ring,
-            self.batcher,
-            adapter,
-            config.model.dtype,
-            self.counters,
-            self.meter,
-            self.rate,
-            clock,
-        )
+        dispatchers = [
+            Dispatcher(
+                worker,
+                ring,
+                self.batcher,
+                adapter,
+                config.model.dtype,
+                self.counters,
+                self.meter,
+                clock,
+            )
+            for worker, ring in workers
+        ]
+        self.workers = Workers(dispatchers, self.batcher)
+        self.admission = Admission(config.queue, self.workers)
         self.cache = EmbeddingCache(config.cache.max_bytes, adapter.width, config.model.dtype)
         self.flights = Flights(preparers.prepare, self.cache.put)
         self.leases = Leases(config.delivery)
@@ -114,15 +113,15 @@ class Pool:
 
     def start(self) -> None:
         """Begin to work. Needs the running event loop, to which the pool then belongs."""
-        self.dispatcher.start()
+        self.workers.start()
         self.leases.start()
         self.reporter.start()
 
     def stop(self) -> None:
-        """End the worker and everything that is queued."""
+        """End the workers and everything that is queued."""
         self.reporter.stop()
         self.batcher.close(Unavailable("the replica is shutting down", code="draining"))
-        self.dispatcher.stop()
+        self.workers.stop()
         self.leases.stop()
         self._preparers.stop()
 
@@ -159,13 +158,13 @@ class Pool:
 
     @property
     def has_worker(self) -> bool:
-        """Whether the worker lives, or is being brought up again."""
-        return not self.worker.has_given_up
+        """Whether a worker lives, or is being brought up again."""
+        return self.workers.is_any_left
 
     @property
     def readiness(self) -> Readiness:
         """Whether the pool can encode now, without asking anyone."""
-        return Readiness(self.worker.state, int(self.worker.is_ready), 1)
+        return Readiness(self.workers.state, self.workers.ready, self.workers.total)
 
     def info(self) -> Mapping[str, Any]:
         """Effective configuration, ladder, limits and counters, as JSON."""
@@ -176,11 +175,10 @@ class Pool:
         return pool_metrics(self.reporter.fresh_view(), self.config.model.name)
 
     async def check(self) -> None:
-        """Raise if a loop of ours has ended; have the worker replace a shard that does not answer."""
-        self.dispatcher.check()
+        """Raise if a loop of ours has ended; have the workers replace shards that do not answer."""
         self.leases.check()
         self._preparers.check()
-        await self.worker.check()
+        await self.workers.check()
 
     async def _identify(self, media: Sequence[Media]) -> Sequence[bytes | None]:
         """The items' keys, made in a thread that does not decode: a hit waits for nobody's video."""
@@ -282,8 +280,8 @@ class Pool:
             self.flights.launch(flight, job, item.tokens, give_back)
 
     def _split(self, item: PreparedItem, media: Media) -> tuple[PreparedItem, ...]:
-        """The item in pieces for the worker's ladder; most are one. Raises TooLarge if a piece is."""
-        pieces = self.adapter.split(item, self.worker.report.ladder)
+        """The item in pieces for the workers' ladder; most are one. Raises TooLarge if a piece is."""
+        pieces = self.adapter.split(item, self.workers.ladder)
         assert sum(piece.tokens for piece in pieces) == item.tokens, "an item has the rows of its pieces"
         for piece in pieces:
             self.sizing.check(piece.cost, "an item" if piece is item else "a piece of an item", media.param)
@@ -299,9 +297,9 @@ class Pool:
         self.counters.pieces += len(pieces)
         if rows is None:
             rows = np.empty((item.tokens, self.adapter.width), self.config.model.dtype.storage)
-        loads = in_loads(pieces, self.worker.report.ladder)
+        loads = in_loads(pieces, self.workers.ladder)
         whole = Pieces(item, loads, rows, deadline, self.batcher.enter)
-        for _ in range(self.config.queue.packs_in_flight):
+        for _ in range(self.workers.slots):
             whole.enter_load()
         return whole
 

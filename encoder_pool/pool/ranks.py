@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from encoder_pool.pool.agreement import board_bytes
 from encoder_pool.pool.meeting import Meeting, Place
-from encoder_pool.pool.messages import PackReply, PackRequest, Phase, ShardReport, ShardStatus
+from encoder_pool.pool.messages import PackReply, PackRequest, ShardReport, ShardStatus
 from encoder_pool.pool.worker import PackFailed, ShardDied, ShardHandle
 
 T = TypeVar("T")
@@ -67,7 +67,7 @@ class Ranks:
     async def status(self) -> ShardStatus:
         """See ShardHandle. It is that of the rank which is least far, at its pack for as long as any is."""
         statuses = await self._all([shard.status() for shard in self._shards])
-        least = min(statuses, key=_progress)
+        least = min(statuses, key=lambda status: status.progress)
         return replace(least, busy_s=max(status.busy_s for status in statuses))
 
     def kill(self) -> None:
@@ -91,11 +91,6 @@ class Ranks:
             if task.done():
                 task.result()
         return [task.result() for task in tasks]
-
-
-def _progress(status: ShardStatus) -> tuple[int, float]:
-    """How far a shard is: phases follow one another as they are written down."""
-    return list(Phase).index(status.phase), status.fraction
 
 
 async def _outcome(call: Awaitable[PackReply]) -> PackReply | PackFailed:

@@ -100,7 +100,7 @@ def start_ray_shard(
 ) -> RayShard:
     """Ask Ray for a shard in the placement group; it is created in the background.
 
-    first_bundle  where a shard goes that is alone or the first rank; the other ranks follow
+    first_bundle  of its worker: where a shard goes that is alone or the first rank; the other ranks follow
     """
     bundle = first_bundle + (place.rank if place else 0)
     remote: Any = ray.remote  # its types do not know concurrency groups

@@ -112,7 +112,7 @@ class Reporter:
             number=self._reports,
             state=pool.readiness.state,
             held=held(pool),
-            tokens_per_s=pool.rate.tokens_per_s,
+            tokens_per_s=pool.workers.tokens_per_s,
             totals=Totals(totals(pool), tuple(family for family in families if family.only_grows)),
             gauges=tuple(family for family in families if not family.only_grows),
             is_last=is_last,

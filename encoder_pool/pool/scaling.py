@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from encoder_pool.pool.admission import Admission, TokenRate
+from encoder_pool.pool.admission import Admission, Rate
 
 OUTSTANDING, SHED, RATE = "outstanding_tokens", "shed_tokens_per_s", "tokens_per_s"
 
@@ -98,7 +98,7 @@ def _sound(reported: Mapping[str, Mapping[Any, float]], name: str) -> dict[Any, 
 class WorkReport:
     """What a replica tells the policy, each time Serve asks."""
 
-    def __init__(self, admission: Admission, rate: TokenRate, clock: Callable[[], float]) -> None:
+    def __init__(self, admission: Admission, rate: Rate, clock: Callable[[], float]) -> None:
         self._admission = admission
         self._rate = rate
         self._clock = clock

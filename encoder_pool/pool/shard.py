@@ -142,6 +142,8 @@ class Shard:
         import torch
 
         torch.set_num_threads(self._config.shard.threads)
+        if 0 < self._config.gpus < 1:
+            torch.cuda.set_per_process_memory_fraction(self._config.gpus)
         adapter = adapter_class(self._config.model.adapter)(self._checkpoint)
         self._width = adapter.width
         if self._place is None:
@@ -224,7 +226,7 @@ class Shard:
         from encoder_pool.graphs.cuda import CudaRunner, synchronised_clock
         from encoder_pool.graphs.staging import CudaStaging
 
-        runner = CudaRunner(self._tower, self._ladder, is_split=is_split)
+        runner = CudaRunner(self._tower, self._ladder, is_split=is_split, share=self._config.gpus)
         return runner, CudaStaging(slots, self._width, dtype, runner.stream, writes), synchronised_clock
 
     def _launch(self, request: PackRequest) -> _Launched:
@@ -288,6 +290,7 @@ def _gpu_memory(runner: CudaRunner) -> GpuMemory:
         rung_bytes=runner.rung_bytes,
         total_bytes=total,
         free_bytes=free,
+        bound_bytes=int(total * runner.share),
     )
 
 

@@ -1,7 +1,8 @@
 """A worker: the shard that replays, or the ranks that do so as one, kept alive.
 
 It starts the shard phase by phase, each with a deadline, hands it packs, and replaces it when it dies or
-hangs. A shard that cannot be kept alive makes the worker give up; its replica is then replaced by Serve.
+hangs. A shard that cannot be kept alive makes the worker give up; a replica all of whose workers have given
+up is replaced by Serve.
 
 Knows nothing of Ray: a shard is reached through `ShardHandle`, whose Ray form is in `ray_shard`.
 """
@@ -22,7 +23,7 @@ started = logging.getLogger("ray.serve")
 """The replica's log, which has more than warnings."""
 
 REPLACED_S = 5.0
-"""About how long Serve takes to replace a replica whose worker has given up."""
+"""About how long Serve takes to replace a replica whose workers have given up."""
 STATUS_TIMEOUT_S = 5.0
 """A live shard answers `status` in milliseconds, whatever it is doing."""
 

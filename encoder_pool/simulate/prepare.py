@@ -30,6 +30,10 @@ class Prepared(NamedTuple):
 def prepare(file: Path, application: str | None, times: str, costs: Costs) -> Prepared:
     """The pool of an application; by default the file's first. Raises ValueError, naming what is wrong."""
     config = _application(file, application).config
+    if config.replica.workers > 1:
+        raise ValueError(
+            f"replica.workers must be 1 (it is {config.replica.workers}): a replica is simulated with one GPU"
+        )
     adapter = adapter_class(config.model.adapter)(ensure(config.model.checkpoint))
     if not isinstance(adapter, ForeseesImages):
         raise ValueError(

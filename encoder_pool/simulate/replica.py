@@ -19,7 +19,7 @@ from encoder_pool.config import PoolConfig
 from encoder_pool.core import Part, PreparedItem
 from encoder_pool.errors import DeadlineExceeded, PoolError, Unavailable
 from encoder_pool.metrics.meter import Meter
-from encoder_pool.pool.admission import Admission, Reservation, TokenRate
+from encoder_pool.pool.admission import Admission, Reservation
 from encoder_pool.pool.batcher import Batcher, Job
 from encoder_pool.pool.counters import PoolCounters
 from encoder_pool.pool.dispatch import Dispatcher
@@ -27,6 +27,7 @@ from encoder_pool.pool.ring import Ring, RingAddress
 from encoder_pool.pool.scaling import WorkReport
 from encoder_pool.pool.sizing import Sizing
 from encoder_pool.pool.worker import Worker
+from encoder_pool.pool.workers import Workers
 from encoder_pool.simulate.costs import Costs
 from encoder_pool.simulate.line import Line, Threads
 from encoder_pool.simulate.shard import SimulatedShard, Tower
@@ -65,24 +66,24 @@ class Replica:
 
     def __init__(self, blueprint: Blueprint, cores: Line, worker: Worker, shard: SimulatedShard) -> None:
         """Around a worker that has started on this shard."""
-        config, report = blueprint.config, worker.report
+        config = blueprint.config
         clock = asyncio.get_running_loop().time
         self.shard = shard
         self.interpreter = Threads(1, cores)
         self.preparers = Threads(config.replica.prepare_processes, cores)
         self.batcher = Batcher(clock)
         self.counters = PoolCounters()
-        self.rate = TokenRate(report.ladder[-1].capacity.out_rows, report.table.rung_ms[-1] / 1e3)
-        self.admission = Admission(config.queue, self.rate)
-        self.report = WorkReport(self.admission, self.rate, clock)
         self._blueprint = blueprint
         self._clock = clock
         ring = _EmptyRing(config.queue.packs_in_flight)
         adapter = cast(Adapter, _NoAdapter())
-        self._dispatcher = Dispatcher(
-            worker, ring, self.batcher, adapter, config.model.dtype, self.counters, Meter(), self.rate, clock
+        dispatcher = Dispatcher(
+            worker, ring, self.batcher, adapter, config.model.dtype, self.counters, Meter(), clock
         )
-        self._dispatcher.start()
+        self._workers = Workers([dispatcher], self.batcher)
+        self.admission = Admission(config.queue, self._workers)
+        self.report = WorkReport(self.admission, self._workers, clock)
+        self._workers.start()
 
     @staticmethod
     async def start(blueprint: Blueprint, cores: Line, start_s: float) -> Replica:
@@ -95,7 +96,7 @@ class Replica:
     def stop(self) -> None:
         """End it; nothing may be on its way."""
         self.batcher.close(Unavailable("the replica is shutting down", code="draining"))
-        self._dispatcher.stop()
+        self._workers.stop()
 
     async def serve(self, images: Sequence[Image]) -> int:
         """The status of a request for these images, once its reply is written."""

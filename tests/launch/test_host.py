@@ -54,7 +54,7 @@ def test_fractions_of_cpus_add_up_over_applications(tmp_path: Path) -> None:
     assert found(service, Host(3.0, AMPLE.free_bytes)) == []
     (problem,) = found(service, Host(2.9, AMPLE.free_bytes))
     assert problem == (
-        "the applications reserve 3 CPUs (replica.cpus + shard.cpus a rank, times scaling.min_replicas); "
+        "the applications reserve 3 CPUs (replica.cpus + shard.cpus a shard, times scaling.min_replicas); "
         "this host has 2.9"
     )
 
@@ -87,6 +87,16 @@ def test_memory_is_that_of_processes_rings_and_weights(tmp_path: Path) -> None:
     assert found(service, Host(64.0, needed)) == []
     (problem,) = found(service, Host(64.0, needed - 1))
     assert problem.startswith(f"about {needed >> 20} MiB of memory are needed, ")
+
+
+def test_every_worker_is_a_process_with_a_ring_and_reserves_what_a_shard_does(tmp_path: Path) -> None:
+    entry = toy_entry(tmp_path, replica={"workers": 3, "cpus": 0.5}, shard={"cpus": 1.5})
+    service = a_service(tmp_path, entry)
+    (plan,) = plan_service(service)
+    assert plan.host_bytes >= 3 * plan.sizing.ring_bytes
+    needed = 3 * PROCESS_BYTES + plan.host_bytes
+    assert found(service, Host(5.0, needed)) == []
+    assert len(found(service, Host(4.9, needed - 1))) == 2
 
 
 def test_every_rank_is_a_process_and_reserves_what_a_shard_does(tmp_path: Path) -> None:
@@ -146,7 +156,7 @@ def test_shares_of_gpus_add_up_over_applications(tmp_path: Path) -> None:
     assert found(service, replace(AMPLE, gpus=2)) == []
     (problem,) = found(service, replace(AMPLE, gpus=1))
     assert problem == (
-        "the applications reserve 2 GPUs (shard.gpus a rank, times scaling.min_replicas); this host has 1"
+        "the applications reserve 2 GPUs (shard.gpus a shard, times scaling.min_replicas); this host has 1"
     )
 
 

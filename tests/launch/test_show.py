@@ -104,7 +104,7 @@ def test_a_plan_shows_its_rungs_and_what_they_take(tmp_path: Path) -> None:
     assert "times assumed" in text
     assert "largest item 21 tokens" in text
     assert "in 2 slots" in text
-    assert "1 replica(s), 0.8 CPUs" in text
+    assert "1 replica(s) of 1 worker(s), 0.8 CPUs" in text
     assert "weights known once loaded" in text
     assert "GPU" not in text
 

@@ -14,6 +14,7 @@ from encoder_pool.config import PoolConfig
 from encoder_pool.core import Media, Modality
 from encoder_pool.errors import PoolError
 from encoder_pool.http.service import Encoded
+from encoder_pool.pool.dispatch import Equipped
 from encoder_pool.pool.identity import Identity
 from encoder_pool.pool.pool import Pool
 from encoder_pool.pool.ring import Ring
@@ -50,19 +51,24 @@ def config(**sections: Any) -> PoolConfig:
 async def running(settings: PoolConfig) -> AsyncIterator[tuple[Pool, list[LocalShard]]]:
     adapter = adapter_class(settings.model.adapter)(Path())
     sizing = size_pool(settings, adapter)
-    ring = Ring.create(sizing.slots, sizing.input_bytes, sizing.output_bytes)
     shards: list[LocalShard] = []
 
-    def start_shard() -> LocalShard:
-        shards.append(LocalShard(settings, Path(), sizing.ladder, ring.address))
-        return shards[-1]
+    def equip() -> Equipped:
+        ring = Ring.create(sizing.slots, sizing.input_bytes, sizing.output_bytes)
 
-    worker = Worker(settings.shard, start_shard)
-    await worker.start()
+        def start_shard() -> LocalShard:
+            shards.append(LocalShard(settings, Path(), sizing.ladder, ring.address))
+            return shards[-1]
+
+        return Equipped(Worker(settings.shard, start_shard), ring)
+
+    workers = [equip() for _ in range(settings.replica.workers)]
+    for worker, _ in workers:
+        await worker.start()
     identity, loop = Identity(settings.model, "toy"), asyncio.get_running_loop()
     preparers = LocalPreparers(lambda: pool.adapter, settings.limits)
     pool = Pool(
-        settings, adapter, sizing, ring, worker, preparers, identity, lambda: loop.time()
+        settings, adapter, sizing, workers, preparers, identity, lambda: loop.time()
     )  # as `pass_time` has it
     pool.start()
     try:

@@ -418,8 +418,8 @@ class Overlaps:
     def __init__(self, pool: Pool) -> None:
         self.begun = self.encoded = 0
         self._at_work: set[str] = set()
-        self._encode = pool.dispatcher._encode
-        pool.dispatcher._encode = self  # type: ignore[method-assign]
+        self._encode = pool.workers.dispatchers[0]._encode
+        pool.workers.dispatchers[0]._encode = self  # type: ignore[method-assign]
 
     async def __call__(self, slot: int, batch: Batch) -> None:
         digests = [job.item.digest for job in batch.jobs]

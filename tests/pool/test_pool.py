@@ -275,7 +275,7 @@ async def test_the_ladder_in_the_info_has_the_shards_times_and_the_configuration
 
 
 def test_what_a_shard_takes_of_its_gpu_stands_beside_what_it_takes_of_the_host() -> None:
-    gpu = GpuMemory("NVIDIA X", 1, 2, (3, 4), 5, 6)
+    gpu = GpuMemory("NVIDIA X", 1, 2, (3, 4), 5, 6, 10)
     memory = ShardMemory(weights_bytes=7, peak_rss_bytes=8, static_bytes=9, gpu=gpu)
     assert json.loads(json.dumps(memory_entries(memory))) == {
         "weights_bytes": 7,
@@ -287,6 +287,7 @@ def test_what_a_shard_takes_of_its_gpu_stands_beside_what_it_takes_of_the_host()
         "rung_bytes": [3, 4],
         "total_bytes": 5,
         "free_bytes": 6,
+        "bound_bytes": 10,
     }
 
 
@@ -304,7 +305,7 @@ async def test_a_fault_of_our_own_in_the_dispatch_ends_the_jobs_and_shows_in_the
         width = 10**9  # no row can be read with it
 
     async with running(config()) as (pool, _):
-        pool.dispatcher._adapter = Broken(Path())
+        pool.workers.dispatchers[0]._adapter = Broken(Path())
         results = await asyncio.gather(*(attempt(pool, toy(value)) for value in range(20)))
         assert {type(result) for result in results} == {Internal}
         with pytest.raises(ValueError, match="reshape"):

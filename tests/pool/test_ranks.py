@@ -15,6 +15,7 @@ import pytest
 from encoder_pool.core import Cost, Grid
 from encoder_pool.errors import EncodeFailed
 from encoder_pool.http.service import Encoded
+from encoder_pool.pool.dispatch import Equipped
 from encoder_pool.pool.identity import Identity
 from encoder_pool.pool.meeting import Place
 from encoder_pool.pool.messages import ItemLayout, PackRequest
@@ -68,7 +69,8 @@ async def running(adapter: str = "SplitToyAdapter", **shard: Any) -> AsyncIterat
     try:
         await worker.start()
         identity, preparers = Identity(settings.model, "toy"), LocalPreparers(lambda: split, settings.limits)
-        pool = Pool(settings, split, sizing, ring, worker, preparers, identity, time.monotonic)
+        workers = [Equipped(worker, ring)]
+        pool = Pool(settings, split, sizing, workers, preparers, identity, time.monotonic)
         pool.start()
         yield Running(pool, worker, shards)
         pool.stop()

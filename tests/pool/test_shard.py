@@ -47,9 +47,9 @@ ADAPTERS = {"cpu": "tests.toy:ToyAdapter", "cuda": "tests.pool.gpu_toy:GpuToyAda
 class Bench:
     """A shard, and the replica's side of its ring."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, **shard: float) -> None:
         model = {"name": "toy", "adapter": ADAPTERS[device], "checkpoint": "unused", "device": device}
-        config = PoolConfig.model_validate({"model": model, "ladder": {"min": 1, "max": 8}})
+        config = PoolConfig.model_validate({"model": model, "ladder": {"min": 1, "max": 8}, "shard": shard})
         adapter = ToyAdapter(Path())
         sizing = size_pool(config, adapter)
         self.ring = Ring.create(sizing.slots, sizing.input_bytes, sizing.output_bytes)
@@ -116,6 +116,29 @@ def test_a_report_has_what_the_shard_takes(bench: Bench) -> None:
     assert sum(gpu.rung_bytes) == gpu.pool_bytes > 0
     assert memory.static_bytes <= gpu.allocated_bytes < gpu.total_bytes
     assert 0 < gpu.free_bytes < gpu.total_bytes
+
+
+@needs_gpu
+def test_a_shard_with_a_share_of_a_gpu_can_take_no_more_of_its_memory() -> None:
+    gc.collect()
+    torch.cuda.empty_cache()
+    _, total = torch.cuda.mem_get_info()
+    bench = Bench("cuda", gpus=0.25)
+    try:
+        gpu = bench.report.memory.gpu
+        assert gpu is not None
+        assert gpu.bound_bytes == total // 4
+        assert torch.cuda.get_per_process_memory_fraction() == 0.25
+        left = bench.shard._runner.free_bytes
+        assert left <= gpu.bound_bytes
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(total // 3, dtype=torch.uint8, device="cuda")
+        torch.empty(left // 2, dtype=torch.uint8, device="cuda")
+        bench.run(0, 1, (5, FINE))
+        assert bench.holds(0, 5)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        bench.close()
 
 
 def test_a_pack_that_raises_leaves_the_shard_fit_for_the_next(bench: Bench) -> None:

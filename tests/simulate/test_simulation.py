@@ -13,6 +13,7 @@ import pytest
 
 from encoder_pool.core import Cost, Media, Modality
 from encoder_pool.errors import UndecodableMedia
+from encoder_pool.pool.dispatch import Equipped
 from encoder_pool.pool.identity import Identity
 from encoder_pool.pool.messages import PackReply, PackRequest, ShardReport
 from encoder_pool.pool.pool import Pool
@@ -260,7 +261,8 @@ async def real_packs() -> list[SeenPack]:
     ring = Ring.create(sizing.slots, sizing.input_bytes, sizing.output_bytes)
     loop = asyncio.get_running_loop()
     identity, preparers = Identity(settings.model, "toy"), LocalPreparers(lambda: adapter, settings.limits)
-    pool = Pool(settings, adapter, sizing, ring, worker, preparers, identity, loop.time)
+    workers = [Equipped(worker, ring)]
+    pool = Pool(settings, adapter, sizing, workers, preparers, identity, loop.time)
     pool.start()
 
     async def encode(size: int) -> None:

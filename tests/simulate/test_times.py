@@ -25,7 +25,7 @@ LADDER = tuple(
 
 async def test_what_a_service_measured_comes_out_of_its_info_as_it_was(tmp_path: Path) -> None:
     async with running(config()) as (pool, _):
-        report, info = pool.worker.report, tmp_path / "info.json"
+        report, info = pool.workers.report, tmp_path / "info.json"
         info.write_text(json.dumps(pool.info()))
     times = read_times(f"{info}", "any", ())
     assert times.ladder == report.ladder

@@ -1,7 +1,7 @@
 """The processes of a running service: the CPU that they use, their memory and their descriptors.
 
-A replica, its shard and HAProxy are found among the descendants of the process that started the service. Only
-Linux tells all of this.
+A replica, its shards and HAProxy are found among the descendants of the process that started the service.
+Only Linux tells all of this.
 """
 
 from __future__ import annotations
@@ -65,16 +65,16 @@ class Spent(NamedTuple):
 
 
 class ServiceProcesses:
-    """One replica, its shard, and the HAProxy in front of it.
+    """One replica, its shards, and the HAProxy in front of it.
 
     They are looked for each time: HAProxy is replaced by another process whenever Serve writes it a new
     configuration, and for a while there are two.
     """
 
-    def __init__(self, root_pid: int, shard_pid: int) -> None:
+    def __init__(self, root_pid: int, shard_pids: Sequence[int]) -> None:
         """Of the service that this process has started."""
         self._root = psutil.Process(root_pid)
-        self._shard_pid = shard_pid
+        self._shard_pids = frozenset(shard_pids)
 
     def usage(self) -> Usage:
         """What was used until now. Raises RuntimeError if a process is not there."""
@@ -103,16 +103,16 @@ class ServiceProcesses:
     def _by_role(self, family: Sequence[psutil.Process]) -> Mapping[str, Sequence[psutil.Process]]:
         by_role: dict[str, list[psutil.Process]] = {REPLICA: [], SHARD: [], HAPROXY: []}
         for process in family:
-            if (role := _role(process, self._shard_pid)) is not None:
+            if (role := _role(process, self._shard_pids)) is not None:
                 by_role[role].append(process)
         if missing := [role for role, found in by_role.items() if not found]:
             raise RuntimeError(f"the service has no process that is its {' or '.join(missing)}")
         return by_role
 
 
-def _role(process: psutil.Process, shard_pid: int) -> str | None:
+def _role(process: psutil.Process, shard_pids: Collection[int]) -> str | None:
     with suppress(psutil.NoSuchProcess):
-        if process.pid == shard_pid:
+        if process.pid in shard_pids:
             return SHARD
         if process.name() == "haproxy" and process.status() != psutil.STATUS_ZOMBIE:
             return HAPROXY

@@ -93,6 +93,11 @@ class TowerRate(_Found):
     padding: Number
     replay_ms: tuple[Number, ...]
 
+    def times(self, towers: float) -> TowerRate:
+        """Of so many towers beside each other, if none takes anything from another."""
+        rates = {"items_s": self.items_s * towers, "tokens_s": self.tokens_s * towers}
+        return self.model_copy(update=rates)
+
 
 class SetResult(_Found):
     """All that was found on one set of photos.

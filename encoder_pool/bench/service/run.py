@@ -23,7 +23,7 @@ from encoder_pool.bench.service.processes import ServiceProcesses
 from encoder_pool.bench.service.results import ServiceResults, read, write
 from encoder_pool.bench.service.served import as_measured, info, only, target_of
 from encoder_pool.bench.service.soak import leaks, soak
-from encoder_pool.bench.service.tower import OwnRates, apart, own_rates
+from encoder_pool.bench.service.tower import OwnRates, apart, own_rates, towers
 from encoder_pool.launch.file import ServiceFile, read_service_file
 from encoder_pool.launch.host import free_port
 from encoder_pool.launch.show import progress_bar
@@ -136,7 +136,7 @@ def _under_load(
 ) -> Ran:
     target, application, file = target_of(service), only(service), f"{options.file}"
     wrong: list[str] = []
-    processes = ServiceProcesses(os.getpid(), int(info(target)["workers"][0]["pid"]))
+    processes = ServiceProcesses(os.getpid(), [int(worker["pid"]) for worker in info(target)["workers"]])
     bench = Bench(target, crew, processes, lambda: Counted.of(info(target)), own.machine.cores)
     with progress_bar() as say:
         for name, paths in photos.items():
@@ -146,7 +146,8 @@ def _under_load(
                 results = results.with_soak(key, found)
                 wrong += leaks(key, found)
             else:
-                subject = Subject(key, paths, own.rates[name], application.config, options.seconds)
+                rate = own.rates[name].times(towers(application.config))
+                subject = Subject(key, paths, rate, application.config, options.seconds)
                 if options.overload:
                     flood = overload(bench, processes, subject, options.overload, file, options.command, say)
                     results = results.with_overload(key, flood)

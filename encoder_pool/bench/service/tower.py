@@ -53,6 +53,12 @@ def apart(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return process.submit(work, *args, **kwargs).result()
 
 
+def towers(config: PoolConfig) -> float:
+    """How many towers by themselves the workers of a replica come to: those that share a GPU are one."""
+    workers = config.replica.workers
+    return max(1.0, workers * config.gpus) if 0 < config.gpus < 1 else workers
+
+
 def own_rates(config: PoolConfig, photos: Mapping[str, Sequence[Path]], seconds: float) -> OwnRates:
     """The tower's rate on each set of photos, for about so many seconds; without sets it is not loaded."""
     device = open_device(config.model.device)

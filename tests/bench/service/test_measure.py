@@ -35,6 +35,13 @@ def test_closed_loops_fill_the_service_and_not_more_than_its_queue(
     assert subject(items_s, tokens, queue).depths == depths
 
 
+def test_the_rate_of_several_towers_is_what_a_replica_with_as_many_workers_is_held_against() -> None:
+    one = subject(20.0, 64, QueueConfig()).own
+    three = one.times(3)
+    assert (three.items_s, three.tokens_s) == (60.0, 60.0 * 64)
+    assert (three.mean_batch, three.padding, three.replay_ms) == (one.mean_batch, one.padding, one.replay_ms)
+
+
 def test_a_closed_loop_counts_from_its_second_round_on() -> None:
     plan = subject(20.0, 64, QueueConfig()).closed("grouped", 5, 8)
     assert (plan.lanes, plan.images, plan.warm_s, plan.seconds) == (5, 8, WARM_S + 2.0, 10.0)

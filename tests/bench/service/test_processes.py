@@ -34,10 +34,10 @@ def test_what_was_spent_is_the_difference_by_the_time_in_between() -> None:
 
 @pytest.fixture
 def service() -> Iterator[list[subprocess.Popen[str]]]:
-    """A replica, a shard and an HAProxy by name."""
+    """A replica, a shard, an HAProxy and another shard by name."""
     with ExitStack() as running:
         processes = []
-        for name in ("ServeReplica:x", "shard", "haproxy"):
+        for name in ("ServeReplica:x", "shard", "haproxy", "shard"):
             process = subprocess.Popen([sys.executable, "-c", NAMED, name], stdout=subprocess.PIPE, text=True)
             running.callback(process.communicate)
             running.callback(process.kill)
@@ -48,11 +48,11 @@ def service() -> Iterator[list[subprocess.Popen[str]]]:
 
 
 def test_processes_are_found_by_what_they_are(service: list[subprocess.Popen[str]]) -> None:
-    found = ServiceProcesses(os.getpid(), service[1].pid)
+    found = ServiceProcesses(os.getpid(), [service[1].pid, service[3].pid])
     threads = found.usage().threads
     assert {role: list(each) for role, each in threads.items()} == {
         "replica": [service[0].pid],
-        "shard": [service[1].pid],
+        "shard": [service[1].pid, service[3].pid],
         "haproxy": [service[2].pid],
     }
     seen = found.sight(7)
@@ -64,4 +64,4 @@ def test_a_process_that_is_not_there_is_told(service: list[subprocess.Popen[str]
     service[2].kill()
     service[2].wait()
     with pytest.raises(RuntimeError, match="has no process that is its haproxy"):
-        ServiceProcesses(os.getpid(), service[1].pid).usage()
+        ServiceProcesses(os.getpid(), [service[1].pid]).usage()

@@ -9,7 +9,7 @@ import pytest
 
 from encoder_pool.bench.device import open_device
 from encoder_pool.bench.service.photos import PhotoSet
-from encoder_pool.bench.service.tower import FedTower, apart, own_rates
+from encoder_pool.bench.service.tower import FedTower, apart, own_rates, towers
 from encoder_pool.config import LadderConfig
 from encoder_pool.core import DType
 from encoder_pool.launch.file import read_service_file
@@ -50,6 +50,19 @@ def test_a_photo_that_fits_no_rung_is_run_eagerly_by_itself(tower: FedTower, tmp
     rate = tower.rate(photos, seconds=0.01)
     assert (rate.mean_batch, rate.padding) == (1, 0)
     assert rate.replay_ms[0] > 0
+
+
+@pytest.mark.parametrize(
+    ("device", "workers", "gpus", "count"),
+    [("cpu", 3, None, 3), ("cuda", 2, None, 2), ("cuda", 4, 0.5, 2), ("cuda", 1, 0.5, 1)],
+)
+def test_workers_that_share_a_gpu_are_held_against_one_tower(
+    device: str, workers: int, gpus: float | None, count: int
+) -> None:
+    model = CONFIG.model.model_copy(update={"device": device})
+    replica = CONFIG.replica.model_copy(update={"workers": workers})
+    shard = CONFIG.shard.model_copy(update={"gpus": gpus})
+    assert towers(CONFIG.model_copy(update={"model": model, "replica": replica, "shard": shard})) == count
 
 
 @needs_gpu
