@@ -140,6 +140,13 @@ def test_a_tower_without_foresight_is_refused(
     assert "model.adapter 'tests.toy:ToyAdapter' does not say what an image costs" in capsys.readouterr().err
 
 
+def test_several_workers_a_replica_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "two.yaml"
+    file.write_text(QWEN.read_text().replace("replica:\n", "replica:\n        workers: 2\n"))
+    assert main(["simulate", f"{file}", "--times", f"{TIMES}", "--rate", "1"]) == 2
+    assert "replica.workers must be 1 (it is 2)" in " ".join(capsys.readouterr().err.split())
+
+
 def test_every_modelled_number_says_where_it_is_from() -> None:
     for section in (Costs, Hardware):
         for name, field in section.model_fields.items():
