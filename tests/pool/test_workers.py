@@ -154,18 +154,14 @@ async def test_a_pack_whose_shard_died_before_it_had_it_goes_to_the_other_and_ha
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with running(config(**TWO)) as (pool, _):
-        loop, died = asyncio.get_running_loop(), list[int]()
-
-        async def end_its_shard(number: int) -> None:
-            pool.workers.dispatchers[number].worker.give_up_shard("it died just now")
-            died.append(number)
+        died: list[int] = []
 
         def lay_out_late(
             items: Sequence[PreparedItem], region: npt.NDArray[np.uint8]
         ) -> tuple[ItemLayout, ...]:
             if not died:
-                number = 0 if region.ctypes.data in slots_of(pool, 0) else 1
-                asyncio.run_coroutine_threadsafe(end_its_shard(number), loop).result()
+                died.append(0 if region.ctypes.data in slots_of(pool, 0) else 1)
+                pool.workers.dispatchers[died[0]].worker.give_up_shard("it died just now")
             return lay_out(items, region)
 
         monkeypatch.setattr(dispatch, "lay_out", lay_out_late)
