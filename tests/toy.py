@@ -7,6 +7,7 @@ An item is an image/audio of any bytes: its first byte is its value, its second 
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 TOKENS, WIDTH, WEIGHT = 3, 4, 1000.0
-FINE, RAISES, NOT_FINITE, HANGS, DIES, SLOW, UNDECODABLE, CROWDS = range(8)
+FINE, RAISES, NOT_FINITE, HANGS, DIES, SLOW, UNDECODABLE, CROWDS, ENDS_DECODER = range(9)
 """Two that crowd are too much for the memory that there is."""
 HANG_S, SLOW_S = 3600.0, 0.4
 CROWDED_BYTES = 64 << 20
@@ -42,6 +43,8 @@ class ToyAdapter:
 
     def prepare(self, media: Media, limits: LimitsConfig) -> PreparedItem:
         value, fault = media.data[0], media.data[1]
+        if fault == ENDS_DECODER:
+            os._exit(1)
         if fault == UNDECODABLE:
             raise UndecodableMedia("a toy that cannot be decoded")
         return PreparedItem(

@@ -25,6 +25,7 @@ def describe(pool: Pool) -> dict[str, Any]:
         "ladder": _ladder(pool),
         "limits": pool.config.limits.model_dump(mode="json"),
         "workers": [_worker(pool, dispatcher) for dispatcher in pool.workers.dispatchers],
+        "preparers": pool.preparers.describe(),
         "held": held(pool),
         "delivery": pool.leases.describe(),
         "cache": {**pool.cache.describe(), "joined": pool.flights.joined},

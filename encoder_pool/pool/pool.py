@@ -53,6 +53,10 @@ class Preparing(Protocol):
         """The prepared item, or a PoolError."""
         ...
 
+    def describe(self) -> dict[str, int]:
+        """Counts of them, for `/info`."""
+        ...
+
     def check(self) -> None:
         """Raise if nothing will be prepared any more."""
         ...
@@ -107,7 +111,7 @@ class Pool:
         self.leases = Leases(config.delivery)
         self._identity = identity
         self._clock = clock
-        self._preparers = preparers
+        self.preparers = preparers
         preparers.watch(self._note_prepared)
         self.reporter = Reporter(self, ledger or LocalLedger(clock), place, clock)
 
@@ -123,7 +127,7 @@ class Pool:
         self.batcher.close(Unavailable("the replica is shutting down", code="draining"))
         self.workers.stop()
         self.leases.stop()
-        self._preparers.stop()
+        self.preparers.stop()
 
     def admit(self) -> AbstractContextManager[Reservation]:
         """Let a request in for the length of a `with` block. Raises Overloaded or Unavailable."""
@@ -177,7 +181,7 @@ class Pool:
     async def check(self) -> None:
         """Raise if a loop of ours has ended; have the workers replace shards that do not answer."""
         self.leases.check()
-        self._preparers.check()
+        self.preparers.check()
         await self.workers.check()
 
     async def _identify(self, media: Sequence[Media]) -> Sequence[bytes | None]:

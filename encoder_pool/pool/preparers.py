@@ -105,6 +105,11 @@ class Preparers:
         if self._failed_starts >= MOST_FAILED_STARTS:
             raise RuntimeError("the processes that decode media end as soon as they start; see the log")
 
+    def describe(self) -> dict[str, int]:
+        """Processes that are there, files that wait for one, and processes that took another's place."""
+        up = sum(process.is_up for process in self._processes)
+        return {"ready": up, "waiting": len(self._waiting), "restarts": self.restarts}
+
     def prepare(self, media: Media) -> asyncio.Future[PreparedItem]:
         """The prepared item, or a PoolError. Cancelling what has not begun costs nothing more."""
         job = _Job(media, self._loop.create_future())

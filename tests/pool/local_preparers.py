@@ -27,6 +27,9 @@ class LocalPreparers:
         loop = asyncio.get_running_loop()
         return loop.run_in_executor(self._threads, self._adapter().prepare, media, self._limits)
 
+    def describe(self) -> dict[str, int]:
+        return {}
+
     def check(self) -> None:
         pass
 

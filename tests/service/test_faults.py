@@ -16,7 +16,7 @@ from tests.service.blow import Blow
 from tests.service.fault_table import FaultTable
 from tests.service.running import Service, processes_of, wait_until
 from tests.service.toys import assert_rows, encode_many, flood
-from tests.toy import CROWDED_BYTES, CROWDS, DIES, HANGS, NOT_FINITE, RAISES, SLOW, toy
+from tests.toy import CROWDED_BYTES, CROWDS, DIES, ENDS_DECODER, HANGS, NOT_FINITE, RAISES, SLOW, toy
 
 pytestmark = pytest.mark.service
 
@@ -182,6 +182,36 @@ def test_an_idle_shard_that_is_killed_is_replaced_before_anybody_asks(
     with Blow(toys.url, lambda: toys.shard_pid, after_s=0) as blow:
         pass
     fault_table.note("SIGKILL of the shard, nobody waiting", [], blow.recovered_s)
+
+
+def test_a_file_that_ends_its_decoder_fails_alone(toys: Toys, fault_table: FaultTable) -> None:
+    before = toys.info["preparers"]["restarts"]
+    requests = [[toy(value)] for value in range(40)]
+    requests[20] = [toy(1), toy(2, ENDS_DECODER)]
+    replies = encode_many(toys.url, requests)
+    assert replies[20].status_code == 422
+    assert replies[20].json()["error"]["param"] == "input[1].image_url.url"
+    for value, reply in enumerate(replies):
+        if value != 20:
+            assert_rows(reply, value)
+    assert toys.info["preparers"]["restarts"] == before + 2
+    fault_table.note("a file that ends the process that decodes it, among 40", map(_ending, replies))
+
+
+def test_killed_decoders_are_replaced_and_cost_no_request(toys: Toys, fault_table: FaultTable) -> None:
+    killed = [child for child in psutil.Process(toys.replica_pid).children() if _is_decoder(child)]
+    assert len(killed) == 2
+    for decoder in killed:
+        decoder.kill()
+    replies = encode_many(toys.url, [[toy(value)] for value in range(60)])
+    for value, reply in enumerate(replies):
+        assert_rows(reply, value)
+    wait_until(lambda: toys.info["preparers"]["ready"] == 2, 30)
+    fault_table.note("SIGKILL of all processes that decode, 60 requests coming", map(_ending, replies))
+
+
+def _is_decoder(process: psutil.Process) -> bool:
+    return "encoder_pool.pool.preparer" in process.cmdline()
 
 
 def test_a_killed_replica_is_replaced_and_takes_its_shard_with_it(

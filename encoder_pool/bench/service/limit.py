@@ -46,7 +46,7 @@ def limit_of(load: LoadResult, ratio: float, num_cores: int) -> str:
     arrivals    no more was asked for
     tower       the worker does nearly what the tower does by itself
     cores       the machine has none left, for the service or for clients
-    decoding    requests wait for the threads that decode and resize (replica.prepare_processes)
+    decoding    requests wait for the processes that decode and resize (replica.prepare_processes)
     hand-over   requests wait for the worker, and it does less: packs come too late or are too small
     event loop  requests wait at the worker or elsewhere, and one thread of the replica is busy
     haproxy     requests wait elsewhere, and HAProxy is busy

@@ -14,7 +14,7 @@ from encoder_pool.bench.service.counted import Counted
 from encoder_pool.bench.service.crew import Crew
 from encoder_pool.bench.service.limit import limit_of
 from encoder_pool.bench.service.load import OK, REFUSED, Report, Sample, Share, Target, dealt
-from encoder_pool.bench.service.processes import HAPROXY, REPLICA, SHARD, ServiceProcesses, Spent
+from encoder_pool.bench.service.processes import HAPROXY, PREPARERS, REPLICA, SHARD, ServiceProcesses, Spent
 from encoder_pool.bench.service.results import Cores, Kind, LoadResult
 
 _LEAD_S = 0.5
@@ -238,6 +238,7 @@ def _cores(reports: Sequence[Report], spent: Spent, seconds: float, num_cores: i
     return Cores(
         replica=spent.roles[REPLICA],
         replica_thread=spent.threads[REPLICA],
+        preparers=spent.roles[PREPARERS],
         shard=spent.roles[SHARD],
         shard_thread=spent.threads[SHARD],
         haproxy=spent.roles[HAPROXY],

@@ -16,7 +16,7 @@ import psutil
 
 from encoder_pool.bench.service.results import Sighting
 
-REPLICA, SHARD, HAPROXY = "replica", "shard", "haproxy"
+REPLICA, PREPARERS, SHARD, HAPROXY = "replica", "preparers", "shard", "haproxy"
 
 
 class Usage(NamedTuple):
@@ -65,7 +65,7 @@ class Spent(NamedTuple):
 
 
 class ServiceProcesses:
-    """One replica, its shards, and the HAProxy in front of it.
+    """One replica, the processes that decode for it, its shards, and the HAProxy in front of it.
 
     They are looked for each time: HAProxy is replaced by another process whenever Serve writes it a new
     configuration, and for a while there are two.
@@ -101,7 +101,7 @@ class ServiceProcesses:
         return [self._root, *self._root.children(recursive=True)]
 
     def _by_role(self, family: Sequence[psutil.Process]) -> Mapping[str, Sequence[psutil.Process]]:
-        by_role: dict[str, list[psutil.Process]] = {REPLICA: [], SHARD: [], HAPROXY: []}
+        by_role: dict[str, list[psutil.Process]] = {REPLICA: [], PREPARERS: [], SHARD: [], HAPROXY: []}
         for process in family:
             if (role := _role(process, self._shard_pids)) is not None:
                 by_role[role].append(process)
@@ -116,8 +116,11 @@ def _role(process: psutil.Process, shard_pids: Collection[int]) -> str | None:
             return SHARD
         if process.name() == "haproxy" and process.status() != psutil.STATUS_ZOMBIE:
             return HAPROXY
-        if "ServeReplica:" in " ".join(process.cmdline()):
+        words = " ".join(process.cmdline())
+        if "ServeReplica:" in words:
             return REPLICA
+        if "encoder_pool.pool.preparer" in words:
+            return PREPARERS
     return None
 
 

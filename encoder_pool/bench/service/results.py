@@ -25,6 +25,7 @@ class Cores(_Found):
     """CPU that was used during a load, in cores.
 
     replica, shard, haproxy  of these processes; *_thread of the busiest thread of each
+    preparers  the processes that decode and resize for the replica
     client     the busiest client process, which is nearly one thread; clients all of them
     others     what nobody of this run used, of the cores that it may use
     idle       what nobody used of these
@@ -32,6 +33,7 @@ class Cores(_Found):
 
     replica: Number
     replica_thread: Number
+    preparers: Number
     shard: Number
     shard_thread: Number
     haproxy: Number

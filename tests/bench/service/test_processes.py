@@ -34,10 +34,10 @@ def test_what_was_spent_is_the_difference_by_the_time_in_between() -> None:
 
 @pytest.fixture
 def service() -> Iterator[list[subprocess.Popen[str]]]:
-    """A replica, a shard, an HAProxy and another shard by name."""
+    """A replica, a shard, an HAProxy, another shard and a preparer by name."""
     with ExitStack() as running:
         processes = []
-        for name in ("ServeReplica:x", "shard", "haproxy", "shard"):
+        for name in ("ServeReplica:x", "shard", "haproxy", "shard", "encoder_pool.pool.preparer"):
             process = subprocess.Popen([sys.executable, "-c", NAMED, name], stdout=subprocess.PIPE, text=True)
             running.callback(process.communicate)
             running.callback(process.kill)
@@ -52,6 +52,7 @@ def test_processes_are_found_by_what_they_are(service: list[subprocess.Popen[str
     threads = found.usage().threads
     assert {role: list(each) for role, each in threads.items()} == {
         "replica": [service[0].pid],
+        "preparers": [service[4].pid],
         "shard": [service[1].pid, service[3].pid],
         "haproxy": [service[2].pid],
     }
