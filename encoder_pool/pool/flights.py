@@ -1,6 +1,6 @@
 """Equal items that are wanted at once travel once: a flight is an item on its way, for all who want it.
 
-A flight is prepared in a thread, launched into the queue by the first request that has all its items
+A flight is prepared by another process, launched into the queue by the first request that has all its items
 prepared, and ends for everybody at once: with an embedding, which is kept, or with an error, which is not.
 It holds its own tokens and bytes, because whoever launched it may leave before the others. Each request has
 its own deadline; the flight has the latest. When nobody waits any more it is given up, unless the tower has

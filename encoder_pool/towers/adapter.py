@@ -40,7 +40,7 @@ class Adapter(Protocol):
     def __init__(self, checkpoint: Path) -> None: ...
 
     def prepare(self, media: Media, limits: LimitsConfig) -> PreparedItem:
-        """Decode and resize one item. Runs in a thread.
+        """Decode and resize one item. Runs in a process that does nothing else.
 
         Raises TooLarge, UnsupportedMedia or UndecodableMedia with the limit, the value and the setting.
         """
