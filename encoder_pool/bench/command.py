@@ -18,7 +18,7 @@ from rich.console import Console, RenderableType
 
 from encoder_pool.bench.cases import TOWERS, WORKLOADS, Case, Subject
 from encoder_pool.bench.results import Results, read
-from encoder_pool.bench.service.command import add_options
+from encoder_pool.bench.service.command import add_options, count, seconds
 from encoder_pool.bench.table import report
 from encoder_pool.launch.show import progress_bar
 from encoder_pool.launch.start import stop_on_signals
@@ -49,6 +49,17 @@ def add_commands(parser: argparse.ArgumentParser, target: Callable[[str], Path])
     plan = commands.add_parser("plan", help="time the planner, which the CPU runs for every pack")
     plan.add_argument("--out", type=target, help="write the results to this JSON file")
     plan.set_defaults(run=_plan)
+    shard = commands.add_parser(
+        "shard", help="a shard fed through its ring, beside bare replays of the same pack"
+    )
+    shard.add_argument(
+        "--file", type=Path, required=True, help="the Serve configuration, its first application"
+    )
+    shard.add_argument("--images", type=count, default=8, help="of a pack; by default 8")
+    shard.add_argument("--side", type=count, default=448, help="pixels of an image's side; by default 448")
+    shard.add_argument("--seconds", type=seconds, default=10.0, help="for which packs are sent")
+    shard.add_argument("--out", type=target, help="write the results to this JSON file")
+    shard.set_defaults(run=_shard)
     scaling = commands.add_parser(
         "scaling", help="start a small service and see its replicas follow a load that rises and falls"
     )
@@ -121,6 +132,25 @@ def _plan(arguments: argparse.Namespace) -> int:
 
     words = ["encoder-pool", "bench", "plan", *(["--out", f"{arguments.out}"] if arguments.out else [])]
     results = bench(shlex.join(words))
+    _print(report(results))
+    if arguments.out is not None:
+        write(results, arguments.out)
+    return 0
+
+
+def _shard(arguments: argparse.Namespace) -> int:
+    from encoder_pool.bench.shard import Options, bench, report, write
+
+    stop_on_signals()
+    options = Options(arguments.file, arguments.images, arguments.side, arguments.seconds)
+    words = ["encoder-pool", "bench", "shard", "--file", f"{options.file}", "--images", f"{options.images}"]
+    words += ["--side", f"{options.side}", "--seconds", f"{options.seconds:g}"]
+    words += ["--out", f"{arguments.out}"] if arguments.out else []
+    try:
+        with _telling() as say:
+            results = bench(options, shlex.join(words), say)
+    except ValueError as error:
+        return _refuse(error)
     _print(report(results))
     if arguments.out is not None:
         write(results, arguments.out)

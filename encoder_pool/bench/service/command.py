@@ -26,15 +26,15 @@ def add_options(parser: argparse.ArgumentParser, target: Callable[[str], Path]) 
         default=[PhotoSet.named(name) for name in SETS],
         help="photos: a side in pixels, or mix for 224 to 1500; by default " + " ".join(SETS),
     )
-    parser.add_argument("--seconds", type=_seconds, default=10.0, help="that are counted of each load")
-    parser.add_argument("--clients", type=_count, default=_clients(), help="client processes")
+    parser.add_argument("--seconds", type=seconds, default=10.0, help="that are counted of each load")
+    parser.add_argument("--clients", type=count, default=_clients(), help="client processes")
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument(
-        "--soak", type=_count, metavar="REQUESTS", help="see whether memory stays flat instead"
+        "--soak", type=count, metavar="REQUESTS", help="see whether memory stays flat instead"
     )
     instead.add_argument(
         "--overload",
-        type=_seconds,
+        type=seconds,
         metavar="SECONDS",
         help="send twice the peak for so long instead, once the queue is full",
     )
@@ -54,14 +54,16 @@ def _photo_set(text: str) -> PhotoSet:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def _seconds(text: str) -> float:
+def seconds(text: str) -> float:
+    """The value of an option that is a time."""
     with suppress(ValueError):
-        if isfinite(seconds := float(text)) and seconds > 0:
-            return seconds
+        if isfinite(value := float(text)) and value > 0:
+            return value
     raise argparse.ArgumentTypeError(f"{text} is no number of seconds above 0")
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
+    """The value of an option that is a number of things."""
     if not (text.isascii() and text.isdecimal() and int(text) > 0):
         raise argparse.ArgumentTypeError(f"{text} is no number of 1 or more")
     return int(text)
