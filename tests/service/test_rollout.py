@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -87,7 +88,7 @@ class Changing:
         return self._run(STATUS).strip()
 
     def rss_mib(self) -> float:
-        return sum(process.memory_info().rss for process in self._family()) / MIB
+        return sum(map(_resident, self._family())) / MIB
 
     def _family(self) -> dict[psutil.Process, str]:
         return processes_of(self.service.process)
@@ -116,7 +117,18 @@ def _address(service: Service) -> str:
 
 
 def _listening(process: psutil.Process) -> list[int]:
-    return [each.laddr.port for each in process.net_connections("tcp") if each.status == psutil.CONN_LISTEN]
+    """None of a process that has ended meanwhile."""
+    with suppress(psutil.NoSuchProcess):
+        connections = process.net_connections("tcp")
+        return [each.laddr.port for each in connections if each.status == psutil.CONN_LISTEN]
+    return []
+
+
+def _resident(process: psutil.Process) -> int:
+    """Nothing of a process that has ended meanwhile."""
+    with suppress(psutil.NoSuchProcess):
+        return int(process.memory_info().rss)
+    return 0
 
 
 def applications(**changed: Any) -> list[dict[str, Any]]:
