@@ -110,5 +110,12 @@ def works_on(url: str, *places: str) -> Callable[[], bool]:
 
 
 def wait_for_rows(url: str, number: int) -> list[dict[str, Any]]:
-    wait_until(lambda: len(rows(url)) == number, WAIT_S)
-    return rows(url)
+    """Asked once more, another replica might answer, which does not know of all yet."""
+    found: list[dict[str, Any]] = []
+
+    def are_there() -> bool:
+        found[:] = rows(url)
+        return len(found) == number
+
+    wait_until(are_there, WAIT_S)
+    return found
