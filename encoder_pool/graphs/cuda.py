@@ -8,6 +8,7 @@ when it meets a shape for the first time. Knows no model.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -83,7 +84,7 @@ class CudaRunner(LadderRunner):
 
     def capture(self, progress: Progress) -> None:
         """See Runner. Call it on the thread that replays; other threads may use the device meanwhile."""
-        with torch.cuda.device(self._device), torch.cuda.stream(self.stream):
+        with torch.cuda.device(self._device), torch.cuda.stream(self.stream), _cheap_collections():
             super().capture(progress)
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
@@ -123,6 +124,7 @@ class CudaRunner(LadderRunner):
         if output is None:
             output = torch.empty_like(rows, memory_format=torch.contiguous_format)
         static = output[: len(rows)]
+        gc.collect()  # what only a cycle keeps of the rung before would be memory that this one cannot have
         torch.cuda.empty_cache()
         before = self.pool_bytes
         graph = self._capture_graph(forward, static)
@@ -163,6 +165,17 @@ class CudaRunner(LadderRunner):
             _broken.append(graph)
             self._pools.append(torch.cuda.graph_pool_handle())
             raise
+
+
+@contextmanager
+def _cheap_collections() -> Iterator[None]:
+    """In the block Python's collector looks at what was made in it only, not at all modules each time."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 class Segment(NamedTuple):

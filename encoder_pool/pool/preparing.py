@@ -118,7 +118,7 @@ class Message(NamedTuple):
 
 def send(connection: socket.socket, head: bytes, data: memoryview) -> None:
     """Send a message. OSError if the other end is gone, or the host has no memory for it."""
-    if len(data) <= WITHIN_BYTES:
+    if len(data) <= min(WITHIN_BYTES, connection.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 2):
         connection.sendmsg([head, b"\0", data])
         return
     fd = reserve("prepared item", len(data))
@@ -146,7 +146,7 @@ def receive(connection: socket.socket) -> Message | None:
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """Two connected ends that carry such messages whole."""
+    """Two connected ends that carry such messages whole, as far as the host lets its buffers grow."""
     ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in ends:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * MESSAGE_BYTES)
