@@ -19,7 +19,7 @@ def whole_pages(num_bytes: int) -> int:
     return -(-num_bytes // PAGE) * PAGE
 
 
-def reserve(name: str, num_bytes: int) -> int:
+def reserve(name: str, num_bytes: int, flags: int = 0) -> int:
     """The descriptor of a new `memfd` with all its pages. Raises OSError if the host cannot hold them.
 
     A memfd has no size limit: to reserve more than there is would wake the kernel's OOM killer instead.
@@ -28,7 +28,7 @@ def reserve(name: str, num_bytes: int) -> int:
     if num_bytes > available:
         sizes = f"{num_bytes >> 20} MiB, {available >> 20} MiB are available"
         raise OSError(errno.ENOSPC, f"a {name} needs {sizes}")
-    fd = os.memfd_create(f"encoder-pool-{name}", os.MFD_CLOEXEC)
+    fd = os.memfd_create(f"encoder-pool-{name}", os.MFD_CLOEXEC | flags)
     try:
         os.posix_fallocate(fd, 0, num_bytes)
     except OSError:

@@ -84,6 +84,8 @@ class CudaRunner(LadderRunner):
 
     def capture(self, progress: Progress) -> None:
         """See Runner. Call it on the thread that replays; other threads may use the device meanwhile."""
+        with self._lock:
+            self._forget()
         with torch.cuda.device(self._device), torch.cuda.stream(self.stream), _cheap_collections():
             super().capture(progress)
             torch.cuda.synchronize()

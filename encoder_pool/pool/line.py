@@ -26,6 +26,8 @@ MESSAGE_BYTES = 1 << 17
 """Of the longest message: an item takes a hundred, a rung's counters fifty."""
 DONE, FAILED = b"+", b"-"
 """What an answer begins with: a reply follows, or an error's text."""
+BACKLOG = 128
+"""Anybody on the host may connect, and is let go; the shard is to find room all the same."""
 CREDENTIALS = struct.Struct("3i")
 """Of a peer, as SO_PEERCRED has them: process, user, group."""
 
@@ -52,22 +54,31 @@ class Line:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.setblocking(False)
         self._listener.bind(f"\0{self.address}")
-        self._listener.listen(slots)
+        self._listener.listen(BACKLOG)
         self._connections: list[socket.socket] = []
         self._asked: set[int] = set()
+        self._is_accepting = False
         self._is_closed = False
 
     async def accept(self, pid: int) -> None:
-        """Wait until the process has connected once for each slot; whoever else connects is let go."""
+        """Wait until the process has connected once for each slot; whoever else connects is let go.
+
+        Raises LineDown if it is closed meanwhile.
+        """
         loop = asyncio.get_running_loop()
-        while len(self._connections) < self._slots:
-            connection, _ = await loop.sock_accept(self._listener)
-            connection.setblocking(False)
-            if _pid_of(connection) == pid:
-                self._connections.append(connection)
-            else:
-                connection.close()
-        self._listener.close()
+        self._is_accepting = True
+        try:
+            while len(self._connections) < self._slots:
+                connection, _ = await loop.sock_accept(self._listener)
+                connection.setblocking(False)
+                if _pid_of(connection) == pid:
+                    self._connections.append(connection)
+                else:
+                    connection.close()
+        except OSError as error:
+            raise LineDown(str(error)) from error
+        finally:
+            self._listener.close()
 
     async def ask(self, request: PackRequest) -> PackReply:
         """What the other end makes of the pack. Raises RunFailed, or LineDown."""
@@ -81,7 +92,10 @@ class Line:
     def close(self) -> None:
         """Let go of the other end; whoever waits for an answer, or asks from now on, gets LineDown."""
         self._is_closed = True
-        self._listener.close()
+        if self._is_accepting and self._listener.fileno() >= 0:
+            self._listener.shutdown(socket.SHUT_RDWR)  # who accepts is woken, and closes it
+        else:
+            self._listener.close()
         for slot, connection in enumerate(self._connections):
             if slot not in self._asked:
                 connection.close()

@@ -48,6 +48,7 @@ def main() -> None:
         connection.send(UP)
         while (message := receive(connection)) is not None:
             _serve(connection, message, adapter, setting)
+            del message  # a file would be kept for as long as nothing comes
 
 
 def _serve(connection: socket.socket, message: Message, adapter: Adapter, setting: Setting) -> None:
@@ -64,7 +65,11 @@ def _serve(connection: socket.socket, message: Message, adapter: Adapter, settin
         _refuse(connection, Internal("preparing the item failed; the replica's log has the details"))
     else:
         ready = Ready.of(item, time.perf_counter() - started)
-        send(connection, OUTCOME.dump_json(ready), item.data.reshape(-1).view(np.uint8).data)
+        try:
+            send(connection, OUTCOME.dump_json(ready), item.data.reshape(-1).view(np.uint8).data)
+        except OSError:
+            logger.exception("a prepared item could not be given to the replica")
+            _refuse(connection, Internal("the host has no memory left for the prepared item"))
 
 
 def _refuse(connection: socket.socket, error: PoolError) -> None:

@@ -12,7 +12,7 @@ import logging
 import os
 import subprocess
 import sys
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,7 +20,7 @@ from socket import socket
 
 from encoder_pool.config import ReplicaConfig
 from encoder_pool.core import Media, Modality, PreparedItem
-from encoder_pool.errors import PoolError, UndecodableMedia
+from encoder_pool.errors import PoolError, Unavailable, UndecodableMedia
 from encoder_pool.pool.preparing import (
     ORDER,
     OUTCOME,
@@ -40,7 +40,9 @@ logger = logging.getLogger(__name__)
 
 MOST_FAILED_STARTS = 3
 """In a row; then no process will ever start, and the replica is of no use."""
-SMALL_FILE_BYTES = 1 << 22
+START_TIMEOUT_S = 60.0
+START_AGAIN_S = 1.0
+SMALL_FILE_BYTES = 1 << 20
 """A larger one is copied in a thread."""
 
 Observe = Callable[[Modality, float], None]
@@ -79,9 +81,10 @@ class Preparers:
         self._config = config
         self._processes: set[_Process] = set()
         self._free: list[_Process] = []
-        self._waiting: deque[_Job] = deque()
+        self._waiting: OrderedDict[_Job, None] = OrderedDict()
         self._failed_starts = 0
         self._any_up = asyncio.Event()
+        self._is_stopped = False
         self._observe: Observe = lambda modality, seconds: None
         self._loop: asyncio.AbstractEventLoop
 
@@ -113,39 +116,68 @@ class Preparers:
     def prepare(self, media: Media) -> asyncio.Future[PreparedItem]:
         """The prepared item, or a PoolError. Cancelling what has not begun costs nothing more."""
         job = _Job(media, self._loop.create_future())
-        self._waiting.append(job)
+        self._waiting[job] = None
+        # What was cancelled lets go of its bytes at once: nobody counts them any more.
+        job.future.add_done_callback(lambda _: self._waiting.pop(job, None))
         self._feed()
         return job.future
 
     def stop(self) -> None:
         """End all processes; what they are at is cancelled."""
+        self._is_stopped = True
+        for process in self._processes:
+            process.popen.kill()
         for process in list(self._processes):
             if process.job is not None:
                 process.job.future.cancel()
             self._let_go(process)
-        for job in self._waiting:
+            process.popen.wait()
+        for job in list(self._waiting):
             job.future.cancel()
-        self._waiting.clear()
 
     def _start_one(self) -> None:
+        if self._is_stopped:
+            return
+        try:
+            popen, connection = self._spawn()
+        except OSError:  # no descriptors, processes or memory left: perhaps in a second
+            logger.warning("a process that decodes media could not be started", exc_info=True)
+            self._start_later()
+            return
+        process = _Process(popen, connection)
+        process.timer = self._loop.call_later(START_TIMEOUT_S, self._give_up, process)
+        self._processes.add(process)
+        self._loop.add_reader(connection, self._hear, process)
+
+    def _start_later(self) -> None:
+        """Unless it has been tried too often without any process that came up."""
+        self._failed_starts += 1
+        if self._failed_starts >= MOST_FAILED_STARTS:
+            self._any_up.set()
+        else:
+            self._loop.call_later(START_AGAIN_S, self._start_one)
+
+    def _spawn(self) -> tuple[subprocess.Popen[bytes], socket]:
         ours, its = pair()
         command = [sys.executable, "-m", "encoder_pool.pool.preparer", f"{its.fileno()}", self._setting]
         path = os.pathsep.join(filter(None, sys.path))
-        with its:
-            popen = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                pass_fds=(its.fileno(),),
-                env={**os.environ, "PYTHONPATH": path},
-            )
+        try:
+            with its:
+                popen = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=(its.fileno(),),
+                    env={**os.environ, "PYTHONPATH": path},
+                )
+        except OSError:
+            ours.close()
+            raise
         ours.setblocking(False)
-        process = _Process(popen, ours)
-        self._processes.add(process)
-        self._loop.add_reader(ours, self._hear, process)
+        return popen, ours
 
     def _feed(self) -> None:
         while self._free and self._waiting:
-            job = self._waiting.popleft()
+            job, _ = self._waiting.popitem(last=False)
             if not job.future.done():
                 self._give(self._free.pop(), job)
 
@@ -156,39 +188,62 @@ class Preparers:
         busy = len(self._processes) - len(self._free)
         threads = max(1, len(self._processes) // busy)
         head = ORDER.dump_json(Order(job.media.modality, job.media.param, threads))
-        hand_over = partial(self._send, process, head, job.media.data)
+        hand_over = partial(self._send, process, job, head)
         if len(job.media.data) > SMALL_FILE_BYTES:
             self._loop.run_in_executor(None, hand_over)
         else:
             hand_over()
 
-    def _send(self, process: _Process, head: bytes, data: bytes) -> None:
-        """What goes wrong ends the process, and is seen when that is heard of."""
+    def _send(self, process: _Process, job: _Job, head: bytes) -> None:
         try:
-            send(process.connection, head, memoryview(data))
-        except OSError:
-            logger.warning("a file did not reach the process that was to decode it", exc_info=True)
-            process.popen.kill()
+            send(process.connection, head, memoryview(job.media.data))
+        except ConnectionError:
+            pass  # it has ended, which is heard of
+        except Exception:  # of the host, not of the process: no memory, no descriptors
+            logger.warning("a file could not be given to the process that was to decode it", exc_info=True)
+            self._loop.call_soon_threadsafe(self._take_back, process, job)
+
+    def _take_back(self, process: _Process, job: _Job) -> None:
+        job.fail(Unavailable("the host has no memory left to decode the item", retry_after_s=START_AGAIN_S))
+        if process.job is job and process.timer is not None:
+            process.timer.cancel()
+            process.job = process.timer = None
+            self._set_free(process)
 
     def _give_up(self, process: _Process) -> None:
         process.is_late = True
         process.popen.kill()
+        if process.job is not None:
+            limit = f"{self._config.prepare_timeout_s:g} s (replica.prepare_timeout_s)"
+            param = process.job.media.param
+            process.job.fail(UndecodableMedia(f"the item was not decoded within {limit}", param=param))
 
     def _hear(self, process: _Process) -> None:
         try:
             message = receive(process.connection)
-        except OSError:
+        except BlockingIOError:
+            return
+        except ConnectionError:
             message = None
+        except Exception:  # whatever it sent: when it has ended, that is heard of
+            logger.warning("a process that decodes media sent something strange", exc_info=True)
+            process.popen.kill()
+            return
         if message is None:
             self._replace(process)
         elif not process.is_up and message.head == UP:
-            process.is_up, self._failed_starts = True, 0
-            self._any_up.set()
-            self._set_free(process)
-        elif self._has_settled(process, message):
-            self._set_free(process)
-        else:
+            self._come_up(process)
+        elif not self._has_settled(process, message):
             process.popen.kill()
+        elif not process.is_late:
+            self._set_free(process)
+
+    def _come_up(self, process: _Process) -> None:
+        assert process.timer is not None, "it is given up if it does not come up"
+        process.timer.cancel()
+        process.is_up, process.timer, self._failed_starts = True, None, 0
+        self._any_up.set()
+        self._set_free(process)
 
     def _set_free(self, process: _Process) -> None:
         self._free.append(process)
@@ -200,7 +255,7 @@ class Preparers:
         try:
             outcome = OUTCOME.validate_json(message.head)
             result = outcome.error if isinstance(outcome, Refused) else outcome.item(message.data)
-        except (ValueError, StopIteration):
+        except Exception:  # whatever it says, it is not believed
             logger.warning("a process that decodes media said something strange", exc_info=True)
             return False
         if job is None or timer is None:
@@ -218,27 +273,25 @@ class Preparers:
     def _replace(self, process: _Process) -> None:
         """It has ended: another takes its place, and its file."""
         self._let_go(process)
-        if not process.is_up:
-            self._failed_starts += 1
-            if self._failed_starts >= MOST_FAILED_STARTS:
-                self._any_up.set()
-                return
-        logger.warning("a process that decodes media has ended; another is started")
-        self.restarts += 1
-        self._start_one()
+        if process.popen.poll() is None:  # it takes a while to go if it has much memory
+            self._loop.run_in_executor(None, process.popen.wait)
         if process.job is not None:
-            self._retry_or_refuse(process, process.job)
+            self._retry_or_refuse(process.job)
+        if process.is_up:
+            logger.warning("a process that decodes media has ended; another is started")
+            self.restarts += 1
+            self._start_one()
+        else:
+            self._start_later()
         self._feed()
 
-    def _retry_or_refuse(self, process: _Process, job: _Job) -> None:
-        if process.is_late:
-            limit = f"{self._config.prepare_timeout_s:g} s (replica.prepare_timeout_s)"
-            job.fail(UndecodableMedia(f"the item was not decoded within {limit}", param=job.media.param))
-        elif job.is_retry:
+    def _retry_or_refuse(self, job: _Job) -> None:
+        if job.is_retry:
             job.fail(UndecodableMedia("decoding the item ended the decoder, twice", param=job.media.param))
-        else:
+        elif not job.future.done():
             job.is_retry = True
-            self._waiting.appendleft(job)
+            self._waiting[job] = None
+            self._waiting.move_to_end(job, last=False)
 
     def _let_go(self, process: _Process) -> None:
         """End it, if it has not ended, and forget it."""
@@ -250,4 +303,3 @@ class Preparers:
         self._loop.remove_reader(process.connection)
         process.connection.close()
         process.popen.kill()
-        process.popen.wait()

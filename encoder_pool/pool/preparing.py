@@ -7,6 +7,7 @@ Nothing is unpickled: a process that has met a hostile file is not believed more
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import socket
@@ -27,6 +28,7 @@ WITHIN_BYTES = 3 << 16
 """What travels in a message: the file of a small photo, and the pixels of one. Copying that is as quick as
 mapping it."""
 MESSAGE_BYTES = WITHIN_BYTES + (1 << 14)
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 UP = b"up"
 """The head of a process's first message: it can take files from now on."""
 
@@ -121,26 +123,30 @@ def send(connection: socket.socket, head: bytes, data: memoryview) -> None:
     if len(data) <= min(WITHIN_BYTES, connection.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 2):
         connection.sendmsg([head, b"\0", data])
         return
-    fd = reserve("prepared item", len(data))
+    fd = reserve("prepared item", len(data), flags=os.MFD_ALLOW_SEALING)
     try:
-        with mmap.mmap(fd, len(data)) as memory:
-            memory[:] = data
+        written = 0
+        while written < len(data):
+            written += os.pwrite(fd, data[written:], written)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
         socket.send_fds(connection, [head, b"\0"], [fd])
     finally:
         os.close(fd)
 
 
 def receive(connection: socket.socket) -> Message | None:
-    """The next message; None once the other end is gone."""
+    """The next message; None once the other end is gone. ValueError for memory that may still change."""
     message, fds, _, _ = socket.recv_fds(connection, MESSAGE_BYTES, 1)
     if not message:
         return None
     head, _, within = message.partition(b"\0")
     if not fds:
-        return Message(head, np.frombuffer(bytearray(within), np.uint8))
+        return Message(head, np.frombuffer(within, np.uint8))
     (fd,) = fds
     try:
-        return Message(head, np.frombuffer(mmap.mmap(fd, 0), np.uint8))
+        if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+            raise ValueError("memory that is handed over is sealed")
+        return Message(head, np.frombuffer(mmap.mmap(fd, 0, access=mmap.ACCESS_READ), np.uint8))
     finally:
         os.close(fd)
 

@@ -7,6 +7,7 @@ that dies, Ray ends the actor with it.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Awaitable
 from pathlib import Path
@@ -51,8 +52,14 @@ class RayShard:
     async def capture(self) -> ShardReport:
         """See ShardHandle."""
         report: ShardReport = await _reached(self._call("capture", WORK))
-        await _reached(self._call("answer", CONTROL, self._line.address, self._slots))
-        await self._line.accept(report.pid)
+        accepting = asyncio.ensure_future(self._line.accept(report.pid))
+        try:
+            await _reached(self._call("answer", CONTROL, self._line.address, self._slots))
+            await accepting
+        except LineDown as error:
+            raise ShardDied(str(error)) from error
+        finally:
+            accepting.cancel()
         return report
 
     async def run(self, request: PackRequest) -> PackReply:
