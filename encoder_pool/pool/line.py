@@ -15,6 +15,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from pydantic import TypeAdapter
 
@@ -71,13 +72,14 @@ class Line:
             while len(self._connections) < self._slots:
                 connection, _ = await loop.sock_accept(self._listener)
                 connection.setblocking(False)
-                if _pid_of(connection) == pid:
+                if _pid_of(connection) == pid and not self._is_closed:
                     self._connections.append(connection)
                 else:
                     connection.close()
-        except OSError as error:
-            raise LineDown(str(error)) from error
+                if self._is_closed:
+                    raise LineDown("it was closed before the other end came")
         finally:
+            self._is_accepting = False
             self._listener.close()
 
     async def ask(self, request: PackRequest) -> PackReply:
@@ -92,8 +94,8 @@ class Line:
     def close(self) -> None:
         """Let go of the other end; whoever waits for an answer, or asks from now on, gets LineDown."""
         self._is_closed = True
-        if self._is_accepting and self._listener.fileno() >= 0:
-            self._listener.shutdown(socket.SHUT_RDWR)  # who accepts is woken, and closes it
+        if self._is_accepting:
+            self._wake()
         else:
             self._listener.close()
         for slot, connection in enumerate(self._connections):
@@ -101,6 +103,12 @@ class Line:
                 connection.close()
             else:
                 connection.shutdown(socket.SHUT_RDWR)  # its waiter is woken, and closes it
+
+    def _wake(self) -> None:
+        """Whoever accepts: by another connection, or by those that fill the backlog."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as waker, suppress(BlockingIOError):
+            waker.setblocking(False)
+            waker.connect(f"\0{self.address}")
 
     async def _answer(self, slot: int, request: bytes) -> bytes:
         """Nothing where the other end is gone. A request that is given up takes its connection with it."""

@@ -138,3 +138,12 @@ async def test_the_other_ends_threads_end_with_the_replica() -> None:
     line.close()
     with pytest.raises(LineDown):
         await line.ask(request(0))
+
+
+async def test_a_line_that_is_closed_before_anybody_came_lets_go_of_who_waits() -> None:
+    line = Line(1)
+    accepting = asyncio.create_task(line.accept(os.getpid()))
+    await asyncio.sleep(0.01)
+    line.close()
+    with pytest.raises(LineDown):
+        await accepting
