@@ -177,7 +177,7 @@ async def test_a_later_image_is_encoded_before_the_last_pieces_of_an_earlier_vid
         await until(lambda: len(pool.batcher) == 1)
         shards[0].let_go()
         assert_values(await image, [5])
-        assert pool.counters.packs <= packs_in_flight + 2
+        assert pool.counters.packs < 10, "this task may be told late, but not as late as that"
         assert not video.done()
         assert_values(await video, range(40))
         assert pool.counters.packs == 20 + 1
