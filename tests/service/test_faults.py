@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 import httpx
@@ -211,7 +212,10 @@ def test_killed_decoders_are_replaced_and_cost_no_request(toys: Toys, fault_tabl
 
 
 def _is_decoder(process: psutil.Process) -> bool:
-    return "encoder_pool.pool.preparer" in process.cmdline()
+    """Not one that has ended, whether or not anybody has looked."""
+    with suppress(psutil.NoSuchProcess):
+        return "encoder_pool.pool.preparer" in process.cmdline()
+    return False
 
 
 def test_a_killed_replica_is_replaced_and_takes_its_shard_with_it(
