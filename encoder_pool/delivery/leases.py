@@ -16,7 +16,6 @@ import logging
 import os
 import secrets
 import socket
-import struct
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, field
@@ -24,6 +23,7 @@ from dataclasses import asdict, dataclass, field
 from encoder_pool.config import DeliveryConfig
 from encoder_pool.delivery.handle import RELEASED, SECRET_BYTES, Handle
 from encoder_pool.delivery.memory import Segment, whole_pages
+from encoder_pool.delivery.peer import Peer
 from encoder_pool.errors import TooLarge, Unavailable
 
 logger = logging.getLogger(__name__)
@@ -35,8 +35,6 @@ SAY_TOKEN_S = 5.0
 """A consumer that connects shows its token at once."""
 ACCEPT_AGAIN_S = 0.5
 """Before the next try, when no connection can be accepted, e.g. because there are no descriptors left."""
-CREDENTIALS = struct.Struct("3i")
-"""Of a peer, as SO_PEERCRED has them: process, user, group."""
 
 
 @dataclass(slots=True)
@@ -204,8 +202,7 @@ class Leases:
     def _may_take(self, connection: socket.socket) -> bool:
         if self._config.other_users:
             return True
-        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-        _, user, _ = CREDENTIALS.unpack(credentials)
+        user = Peer.of(connection).user
         return bool(user == os.geteuid())
 
     async def _promise_of(self, connection: socket.socket) -> Promise | None:

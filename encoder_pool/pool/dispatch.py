@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 SMALL_COPY_BYTES = 1 << 22
-"""Half a millisecond of copying: a thread that is woken, and wakes the event loop again, takes no less."""
+"""So little is copied on the spot: through a thread, the pack would wait for two more turns of the loop."""
 
 
 class Equipped(NamedTuple):

@@ -12,13 +12,13 @@ import asyncio
 import logging
 import secrets
 import socket
-import struct
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 
 from pydantic import TypeAdapter
 
+from encoder_pool.delivery.peer import Peer
 from encoder_pool.pool.messages import PackReply, PackRequest
 
 REQUEST: TypeAdapter[PackRequest] = TypeAdapter(PackRequest)
@@ -29,8 +29,6 @@ DONE, FAILED = b"+", b"-"
 """What an answer begins with: a reply follows, or an error's text."""
 BACKLOG = 128
 """Anybody on the host may connect, and is let go; the shard is to find room all the same."""
-CREDENTIALS = struct.Struct("3i")
-"""Of a peer, as SO_PEERCRED has them: process, user, group."""
 
 Run = Callable[[PackRequest], PackReply]
 
@@ -72,7 +70,7 @@ class Line:
             while len(self._connections) < self._slots:
                 connection, _ = await loop.sock_accept(self._listener)
                 connection.setblocking(False)
-                if _pid_of(connection) == pid and not self._is_closed:
+                if Peer.of(connection).process == pid and not self._is_closed:
                     self._connections.append(connection)
                 else:
                     connection.close()
@@ -147,9 +145,3 @@ def _outcome(message: bytes, run: Run) -> bytes:
     except Exception as error:  # whatever it is, it is the pack's: the replica is told
         logger.warning("a pack failed", exc_info=True)
         return FAILED + f"{type(error).__name__}: {error}".encode()[: MESSAGE_BYTES - 1]
-
-
-def _pid_of(connection: socket.socket) -> int:
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-    pid, _, _ = CREDENTIALS.unpack(credentials)
-    return int(pid)
