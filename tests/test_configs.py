@@ -21,6 +21,7 @@ GPU_HOST = Host(cpus=16.0, free_bytes=64 << 30, gpus=1)
 FITTING = [
     ("demo.yaml", TWO_CORES),
     ("qwen-tiny.yaml", TWO_CORES),
+    ("qwen-small-images.yaml", GPU_HOST),
     ("qwen.yaml", GPU_HOST),
     ("qwen3.yaml", GPU_HOST),
 ]

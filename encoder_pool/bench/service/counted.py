@@ -9,31 +9,28 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Sums since the replica started, or what came to them between two looks.
+    """Sums since the service started, or what came to them between two looks.
 
-    rows_asked, rows_run  patch rows of items, and those that were computed
+    padding_tokens  that replays computed and that belonged to no item
     """
 
     packs: int
     items: int
     tokens: int
     cached: int
-    rows_asked: int
-    rows_run: int
+    padding_tokens: int
 
     @staticmethod
     def of(info: Mapping[str, Any]) -> Counted:
-        """From a document of `/info`."""
-        counters = info["counters"]
-        shard = counters["shard"] or {"replays": {}, "eager": {}}
-        tallies = [*shard["replays"].values(), *shard["eager"].values()]
+        """From a document of `/info`. What others than its replica have counted is as of a second ago."""
+        replicas = (info["pool"] or {"replicas": []})["replicas"]
+        counters = info["counters"] if len(replicas) < 2 else info["pool"]["counters"]
         return Counted(
             counters["packs"],
             counters["items_packed"],
             counters["tokens"],
             counters["items_cached"],
-            sum(tally["rows_asked"] for tally in tallies),
-            sum(tally["rows_run"] for tally in tallies),
+            counters["padding_tokens"],
         )
 
     def since(self, before: Counted) -> Counted:
@@ -43,8 +40,7 @@ class Counted:
             self.items - before.items,
             self.tokens - before.tokens,
             self.cached - before.cached,
-            self.rows_asked - before.rows_asked,
-            self.rows_run - before.rows_run,
+            self.padding_tokens - before.padding_tokens,
         )
 
     @property
@@ -54,8 +50,8 @@ class Counted:
 
     @property
     def padding(self) -> float:
-        """Share of the computed rows that belonged to no item."""
-        return 1 - self.rows_asked / self.rows_run if self.rows_run else 0.0
+        """Share of the computed tokens that belonged to no item."""
+        return self.padding_tokens / computed if (computed := self.tokens + self.padding_tokens) else 0.0
 
     @property
     def tokens_an_item(self) -> float:

@@ -32,7 +32,7 @@ GROUPED = 8
 DEPTHS = (1, 2, 4)
 """Of the closed loops; the last is as many requests as are in flight at most."""
 MOST_IN_FLIGHT = 4 * WINDOW
-"""Images: two packs at the worker, a full plan behind them, and as many that are decoded or on their way."""
+"""Images a replica: two packs at the worker, a full plan behind them, and as many on their way."""
 BUSY_S = 2.0
 """Work in flight at most: a slow tower gets fewer requests, not longer waits."""
 LEAST_IN_FLIGHT = 8
@@ -69,14 +69,16 @@ class Subject:
 
     @property
     def capacity(self) -> float:
-        """Items that the queue holds at once."""
+        """Items that the queues of all replicas hold at once."""
         tokens = self.own.tokens_s / self.own.items_s
-        return min(self.config.queue.max_tokens / tokens, self.config.queue.max_requests)
+        queue = self.config.queue
+        return self.config.scaling.min_replicas * min(queue.max_tokens / tokens, queue.max_requests)
 
     @property
     def depths(self) -> list[int]:
         """Requests in flight of the closed loops."""
-        top = int(min(MOST_IN_FLIGHT, max(self.own.items_s * BUSY_S, LEAST_IN_FLIGHT), FILL * self.capacity))
+        most = MOST_IN_FLIGHT * self.config.scaling.min_replicas
+        top = int(min(most, max(self.own.items_s * BUSY_S, LEAST_IN_FLIGHT), FILL * self.capacity))
         return sorted({max(top * depth // DEPTHS[-1], 1) for depth in DEPTHS})
 
     def closed(self, kind: Kind, in_flight: int, images: int = 1) -> Plan:

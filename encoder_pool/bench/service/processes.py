@@ -65,16 +65,15 @@ class Spent(NamedTuple):
 
 
 class ServiceProcesses:
-    """One replica, the processes that decode for it, its shards, and the HAProxy in front of it.
+    """Replicas, the processes that decode for them, their shards, and the HAProxy in front of them.
 
     They are looked for each time: HAProxy is replaced by another process whenever Serve writes it a new
     configuration, and for a while there are two.
     """
 
-    def __init__(self, root_pid: int, shard_pids: Sequence[int]) -> None:
+    def __init__(self, root_pid: int) -> None:
         """Of the service that this process has started."""
         self._root = psutil.Process(root_pid)
-        self._shard_pids = frozenset(shard_pids)
 
     def usage(self) -> Usage:
         """What was used until now. Raises RuntimeError if a process is not there."""
@@ -103,22 +102,22 @@ class ServiceProcesses:
     def _by_role(self, family: Sequence[psutil.Process]) -> Mapping[str, Sequence[psutil.Process]]:
         by_role: dict[str, list[psutil.Process]] = {REPLICA: [], PREPARERS: [], SHARD: [], HAPROXY: []}
         for process in family:
-            if (role := _role(process, self._shard_pids)) is not None:
+            if (role := _role(process)) is not None:
                 by_role[role].append(process)
         if missing := [role for role, found in by_role.items() if not found]:
             raise RuntimeError(f"the service has no process that is its {' or '.join(missing)}")
         return by_role
 
 
-def _role(process: psutil.Process, shard_pids: Collection[int]) -> str | None:
+def _role(process: psutil.Process) -> str | None:
     with suppress(psutil.NoSuchProcess):
-        if process.pid in shard_pids:
-            return SHARD
         if process.name() == "haproxy" and process.status() != psutil.STATUS_ZOMBIE:
             return HAPROXY
         words = " ".join(process.cmdline())
-        if "ServeReplica:" in words:
+        if "ray::ServeReplica:" in words:
             return REPLICA
+        if "ray::Shard" in words:
+            return SHARD
         if "encoder_pool.pool.preparer" in words:
             return PREPARERS
     return None

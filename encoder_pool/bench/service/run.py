@@ -136,7 +136,7 @@ def _under_load(
 ) -> Ran:
     target, application, file = target_of(service), only(service), f"{options.file}"
     wrong: list[str] = []
-    processes = ServiceProcesses(os.getpid(), [int(worker["pid"]) for worker in info(target)["workers"]])
+    processes = ServiceProcesses(os.getpid())
     bench = Bench(target, crew, processes, lambda: Counted.of(info(target)), own.machine.cores)
     with progress_bar() as say:
         for name, paths in photos.items():

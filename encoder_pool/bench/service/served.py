@@ -1,8 +1,8 @@
-"""The service that is measured: one application of a file, with no cache, one replica, and its own port.
+"""The service that is measured: one application of a file, without cache or autoscaling, on its own port.
 
-A cache would answer what was sent before, and photos are sent again and again; autoscaling would add GPUs
-that the tower is not compared with; and there is room to share every reply. What else the file says stays as
-it is.
+A cache would answer what was sent before, and photos are sent again and again; with the file's least
+replicas, one at least, it is known how many towers they are compared with; and there is room to share every
+reply. What else the file says stays as it is.
 """
 
 from __future__ import annotations
@@ -37,7 +37,12 @@ def as_measured(service: ServiceFile, name: str | None, port: int, folder: Path)
     config = service.applications[position].config
     if Modality.IMAGE not in adapter_class(config.model.adapter).modalities:
         raise ValueError(f"application '{names[position]}' of {service.path} takes no images")
-    scaling = {**entries[position]["args"].get("scaling", {}), "min_replicas": 1, "max_replicas": 1}
+    replicas = max(1, config.scaling.min_replicas)
+    scaling = {
+        **entries[position]["args"].get("scaling", {}),
+        "min_replicas": replicas,
+        "max_replicas": replicas,
+    }
     delivery = {**entries[position]["args"].get("delivery", {}), "max_bytes": SHARED_BYTES}
     args = {**entries[position]["args"], "cache": {"max_bytes": 0}, "scaling": scaling, "delivery": delivery}
     document = {
@@ -65,7 +70,7 @@ def only(service: ServiceFile) -> Application:
 
 
 def info(target: Target) -> dict[str, Any]:
-    """The replica's `/info`."""
+    """The `/info` of one of its replicas."""
     url = f"http://{target.host}:{target.port}{target.prefix}/info"
     reply = httpx.get(url, timeout=INFO_TIMEOUT_S)
     reply.raise_for_status()

@@ -54,8 +54,8 @@ def apart(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 
 
 def towers(config: PoolConfig) -> float:
-    """How many towers by themselves the workers of a replica come to: those that share a GPU are one."""
-    workers = config.replica.workers
+    """How many towers by themselves the workers of all replicas come to: those that share a GPU are one."""
+    workers = config.scaling.min_replicas * config.replica.workers
     return max(1.0, workers * config.gpus) if 0 < config.gpus < 1 else workers
 
 

@@ -37,7 +37,13 @@ def service() -> Iterator[list[subprocess.Popen[str]]]:
     """A replica, a shard, an HAProxy, another shard and a preparer by name."""
     with ExitStack() as running:
         processes = []
-        for name in ("ServeReplica:x", "shard", "haproxy", "shard", "encoder_pool.pool.preparer"):
+        for name in (
+            "ray::ServeReplica:x",
+            "ray::Shard",
+            "haproxy",
+            "ray::Shard.run",
+            "encoder_pool.pool.preparer",
+        ):
             process = subprocess.Popen([sys.executable, "-c", NAMED, name], stdout=subprocess.PIPE, text=True)
             running.callback(process.communicate)
             running.callback(process.kill)
@@ -48,7 +54,7 @@ def service() -> Iterator[list[subprocess.Popen[str]]]:
 
 
 def test_processes_are_found_by_what_they_are(service: list[subprocess.Popen[str]]) -> None:
-    found = ServiceProcesses(os.getpid(), [service[1].pid, service[3].pid])
+    found = ServiceProcesses(os.getpid())
     threads = found.usage().threads
     assert {role: list(each) for role, each in threads.items()} == {
         "replica": [service[0].pid],
@@ -65,4 +71,4 @@ def test_a_process_that_is_not_there_is_told(service: list[subprocess.Popen[str]
     service[2].kill()
     service[2].wait()
     with pytest.raises(RuntimeError, match="has no process that is its haproxy"):
-        ServiceProcesses(os.getpid(), [service[1].pid]).usage()
+        ServiceProcesses(os.getpid()).usage()

@@ -53,16 +53,25 @@ def test_a_photo_that_fits_no_rung_is_run_eagerly_by_itself(tower: FedTower, tmp
 
 
 @pytest.mark.parametrize(
-    ("device", "workers", "gpus", "count"),
-    [("cpu", 3, None, 3), ("cuda", 2, None, 2), ("cuda", 4, 0.5, 2), ("cuda", 1, 0.5, 1)],
+    ("device", "replicas", "workers", "gpus", "count"),
+    [
+        ("cpu", 1, 3, None, 3),
+        ("cuda", 1, 2, None, 2),
+        ("cuda", 1, 4, 0.5, 2),
+        ("cuda", 1, 1, 0.5, 1),
+        ("cuda", 4, 1, 0.25, 1),
+        ("cuda", 2, 2, None, 4),
+    ],
 )
 def test_workers_that_share_a_gpu_are_held_against_one_tower(
-    device: str, workers: int, gpus: float | None, count: int
+    device: str, replicas: int, workers: int, gpus: float | None, count: int
 ) -> None:
     model = CONFIG.model.model_copy(update={"device": device})
     replica = CONFIG.replica.model_copy(update={"workers": workers})
     shard = CONFIG.shard.model_copy(update={"gpus": gpus})
-    assert towers(CONFIG.model_copy(update={"model": model, "replica": replica, "shard": shard})) == count
+    scaling = CONFIG.scaling.model_copy(update={"min_replicas": replicas, "max_replicas": replicas})
+    changed = {"model": model, "replica": replica, "shard": shard, "scaling": scaling}
+    assert towers(CONFIG.model_copy(update=changed)) == count
 
 
 @needs_gpu
