@@ -33,7 +33,7 @@ def main(seconds: int, report: Path) -> int:
     """Run every target, write the report, and say whether nothing was found."""
     results = {target: run(target, seconds // len(TARGETS)) for target in TARGETS}
     document = {
-        "command": f"make fuzz SECONDS={seconds}",
+        "command": f"make fuzz FUZZ_S={seconds}",
         "machine": f"{os.cpu_count()} CPUs, {platform.machine()}, Python {platform.python_version()}",
         "packages": {package: version(package) for package in PACKAGES},
         "limits": {"hang_seconds": HANG_S, "memory_mb": MOST_MB},
