@@ -28,6 +28,7 @@ from encoder_pool.core import Rung
 from encoder_pool.graphs.counters import Counters
 from encoder_pool.graphs.host_memory import peak_rss_bytes
 from encoder_pool.pool.agreement import Agreement, Alone, OfRanks, RanksApart
+from encoder_pool.pool.kernel_cache import keep_kernels
 from encoder_pool.pool.line import answer
 from encoder_pool.pool.measured import Card, Subject
 from encoder_pool.pool.meeting import Place
@@ -139,6 +140,7 @@ class Shard:
 
     def _load(self) -> None:
         began = time.perf_counter()
+        keep_kernels()
         import torch
 
         torch.set_num_threads(self._config.shard.threads)

@@ -1,11 +1,11 @@
-"""Chooses the attention kernel of a GPU by measuring, for every rung and each kind of its segments.
+"""Chooses the attention kernel of a GPU by measuring, for the shapes of rungs and their kinds of segments.
 
 Before a rung is warmed up, all candidates run on random heads of its rows, in its very segments, and the
-fastest is kept. They are timed in turns, so that a slow moment falls on all, each as a recording of many
-calls, so that microseconds can be told apart. Heads may be widened by zeros where a kernel runs faster so:
-what that costs is timed with it. A candidate that raises, or whose numbers are not those of `masked`, is
-left out, whatever broke it. Eager runs, which come in any shape, have what was chosen for the nearest rung:
-nothing is measured in a request. Knows no tower.
+fastest is kept. A rung that is hardly smaller than one before it has that one's choice. Candidates are timed
+in turns, so that a slow moment falls on all, each as a recording of many calls, so that microseconds can be
+told apart. Heads may be widened by zeros where a kernel runs faster so: what that costs is timed with it. One
+that raises, or whose numbers are not those of `masked`, is left out, whatever broke it. Eager runs, which
+come in any shape, have what was chosen for the nearest: nothing is measured in a request. Knows no tower.
 """
 
 from __future__ import annotations
@@ -44,6 +44,10 @@ RECORDED_ROWS, MOST_CALLS = 16384, 64
 """A recording has as many calls as make so many rows: a tenth of a millisecond, beside which its start is
 nothing.
 """
+NEAR = 1.3
+"""Shapes whose rows and longest segments are within this factor have the same kernel: of four rungs an octave
+every other one is measured.
+"""
 LEAST_ROUNDS, MOST_ROUNDS = 3, 50
 """Turns of each candidate, whatever the time that there is. The fastest counts: noise only ever adds."""
 PLAINER = 1.02
@@ -56,6 +60,10 @@ class Shape(NamedTuple):
 
     rows: int
     longest: int
+
+    def is_near(self, other: Shape) -> bool:
+        """Whether the other's kernel does for this one."""
+        return all(max(pair) <= NEAR * min(pair) for pair in zip(self, other, strict=True))
 
 
 class _Contender(NamedTuple):
@@ -100,7 +108,7 @@ class MeasuredAttention:
         """See Tunable."""
         assert not torch.cuda.is_current_stream_capturing(), "a rung is tuned before it is captured"
         shape = Shape(int(offsets[-1]), longest)
-        if shape not in self._choices:
+        if not any(map(shape.is_near, self._choices)):
             self.adopt([self._fastest(shape, offsets, budget_s)])
 
     def width(self, rows: int, longest: int) -> int:

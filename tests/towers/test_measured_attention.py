@@ -124,6 +124,30 @@ def test_choices_are_told_from_the_smallest_shape_on() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("rows", "longest", "is_measured"),
+    [
+        (4096, 4096, False),
+        (3444, 3444, False),
+        (4872, 4872, False),
+        (2896, 2896, True),
+        (4096, 64, True),
+        (2896, 4096, True),
+        (5793, 5793, True),
+    ],
+)
+def test_a_shape_is_measured_unless_one_that_is_near_was(
+    rows: int, longest: int, is_measured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attention = measured()
+    attention.adopt([chosen(4096, 4096, width=80)])
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(attention, "_fastest", lambda shape, offsets, budget_s: chosen(*shape))
+    attention.tune(torch.tensor([0, rows]), longest, BUDGET_S)
+    assert (chosen(rows, longest) in attention.choices) == is_measured
+    assert attention.width(rows, longest) == (WIDTH if is_measured else 80)
+
+
 def test_contenders_take_turns_and_the_least_time_of_each_counts() -> None:
     gpu_attention()
     from encoder_pool.towers.measured_attention import LEAST_ROUNDS, least_us
