@@ -14,7 +14,6 @@ import struct
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 from PIL import (
     BmpImagePlugin,
     GifImagePlugin,
@@ -58,8 +57,8 @@ _UPRIGHT = {
 _KEY_SCALE = {"L;2": 85, "L;4": 17}
 
 
-def decode_image(media: Media, limits: LimitsConfig) -> tuple[npt.NDArray[np.uint8], Source]:
-    """The picture as (height, width, 3) uint8 RGB, contiguous and upright, and what it was.
+def decode_image(media: Media, limits: LimitsConfig) -> tuple[Image.Image, Source]:
+    """The picture, loaded, upright and in mode RGB, and what it was.
 
     Raises TooLarge (bytes, pixels), UnsupportedMedia (format, modality), UndecodableMedia (`empty_media`,
     `image_too_small`, `aspect_ratio`, `undecodable_media`), each with the item's param.
@@ -71,9 +70,8 @@ def decode_image(media: Media, limits: LimitsConfig) -> tuple[npt.NDArray[np.uin
         image = _open(data, found, limits)
         image.load()
         exif = exif or image.info.get("exif", b"")
-        pixels = np.array(_upright(_on_white(image), orientation(exif)))
-    height, width, _ = pixels.shape
-    return pixels, Source(found.name, width=width, height=height)
+        upright = _upright(_on_white(image), orientation(exif))
+    return upright, Source(found.name, *upright.size)
 
 
 def _plain(data: bytes, found: Format) -> tuple[bytes, bytes]:

@@ -1,7 +1,8 @@
 """Resizing rules of towers whose reference is a transformers image processor on its Pillow backend.
 
-A rule takes and gives (height, width, 3) uint8 and equals the reference value for value, as far as the
-reference goes before it rescales and normalises; that part runs with the tower. Knows nothing of decoding.
+A rule takes an image in mode RGB, gives (height, width, 3) uint8, and equals the reference value for value,
+as far as the reference goes before it rescales and normalises; that part runs with the tower. Knows nothing
+of decoding.
 """
 
 from __future__ import annotations
@@ -30,25 +31,14 @@ class ShortestEdgeThenCrop:
     crop_width: int
     resample: Image.Resampling
 
-    def __call__(self, pixels: Pixels) -> Pixels:
-        """(height, width, 3) uint8 to (crop_height, crop_width, 3) uint8, contiguous."""
-        height, width, _ = pixels.shape
-        resized = resize(pixels, *self._size(width, height), self.resample)
-        rows_from, rows_to = _centre(resized.shape[0], self.crop_height)
-        columns_from, columns_to = _centre(resized.shape[1], self.crop_width)
-        cropped = np.zeros((self.crop_height, self.crop_width, 3), np.uint8)
-        cropped[rows_to, columns_to] = resized[rows_from, columns_from]
-        return cropped
+    def __call__(self, image: Image.Image) -> Pixels:
+        """The image as (crop_height, crop_width, 3) uint8, contiguous and writable."""
+        resized = resize(image, self._size(*image.size), self.resample)
+        # Of odd padding, more goes before.
+        left, top = (resized.width - self.crop_width) // 2, (resized.height - self.crop_height) // 2
+        return np.array(resized.crop((left, top, left + self.crop_width, top + self.crop_height)))
 
     def _size(self, width: int, height: int) -> tuple[int, int]:
-        """Height and width after resizing; the longer side is rounded down."""
+        """Width and height after resizing; the longer side is rounded down."""
         longer = int(self.shortest_edge * max(width, height) / min(width, height))
-        return (longer, self.shortest_edge) if width <= height else (self.shortest_edge, longer)
-
-
-def _centre(size: int, crop: int) -> tuple[slice, slice]:
-    """Which part of an axis is taken, and where in the crop it lands: of odd padding, more goes before."""
-    offset = (size - crop) // 2
-    if offset >= 0:
-        return slice(offset, offset + crop), slice(None)
-    return slice(None), slice(-offset, size - offset)
+        return (self.shortest_edge, longer) if width <= height else (longer, self.shortest_edge)

@@ -93,10 +93,10 @@ class Dinov2Adapter(DenseAdapter):
     def prepare(self, media: Media, limits: LimitsConfig) -> PreparedItem:
         """Decode, resize and crop an image to uint8 (1, height, width, 3). Raises as `decode_image` does."""
         self.check_modality(media)
-        pixels, source = decode_image(media, limits)
+        image, source = decode_image(media, limits)
         return PreparedItem(
             modality=media.modality,
-            data=self._resize(pixels)[None],
+            data=self._resize(image)[None],
             grid=self._grid,
             cost=self.sequence.cost(1),
             tokens=self.sequence.out_rows,

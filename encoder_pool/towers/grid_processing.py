@@ -100,10 +100,10 @@ class GridProcessor:
         return self._grid(_target(size, self._rules.image_size, param=""))
 
     def _image(self, media: Media, limits: LimitsConfig) -> Processed:
-        pixels, source = decode_image(media, limits)
+        image, source = decode_image(media, limits)
         target = _target(Size(source.height, source.width), self._rules.image_size, media.param)
         _check_bytes(1, target, limits, media.param)
-        data = _fit(pixels, target, self._rules.image.resample)[np.newaxis]
+        data = _fit(image, target, self._rules.image.resample)[np.newaxis]
         return Processed(data, self._grid(target), source)
 
     def _grid(self, target: Padded) -> Grid:
@@ -116,7 +116,7 @@ class GridProcessor:
             size_rule = partial(self._rules.video_size, frames=len(indices))
             target = _target(clip.size, size_rule, media.param)
             _check_bytes(len(indices) + self._missing(len(indices)), target, limits, media.param)
-            fit = partial(_fit, target=target, resample=self._rules.video.resample)
+            fit = partial(_fit_frame, target=target, resample=self._rules.video.resample)
             return Selection(indices, (*target.padded, 3), fit)
 
         frames, source = decode_video(media, limits, select)
@@ -159,14 +159,17 @@ def _target(size: Size, rule: Callable[[Size], Padded], param: str) -> Padded:
         raise UndecodableMedia(str(error), code="aspect_ratio", param=param) from error
 
 
-def _fit(pixels: Pixels, target: Padded, resample: Image.Resampling) -> Pixels:
-    """(height, width, 3) resized, then zeros below and to the right."""
+def _fit(image: Image.Image, target: Padded, resample: Image.Resampling) -> Pixels:
+    """(height, width, 3): the image resized, then zeros below and to the right; nobody else's."""
     height, width = target.resized
-    # Pillow copies if the size is the same; a frame of a video is often as wanted.
-    same = pixels.shape[:2] == target.resized
-    resized = pixels if same else resize(pixels, height, width, resample)
-    if target.padded == target.resized:
-        return resized
-    padded = np.zeros((*target.padded, 3), np.uint8)
-    padded[:height, :width] = resized
-    return padded
+    # Pillow copies if the size is the same.
+    fitted = image if image.size == (width, height) else resize(image, (width, height), resample)
+    if target.padded != target.resized:
+        fitted = fitted.crop((0, 0, target.padded.width, target.padded.height))
+    return np.array(fitted)
+
+
+def _fit_frame(frame: Pixels, target: Padded, resample: Image.Resampling) -> Pixels:
+    """The same of a frame, (height, width, 3), which is given back if it is as wanted; it often is."""
+    is_fit = frame.shape[:2] == target.resized == target.padded
+    return frame if is_fit else _fit(Image.fromarray(frame), target, resample)

@@ -40,8 +40,8 @@ class DecodingPool(FakePool):
 def decode(media: Media, limits: LimitsConfig) -> None:
     """Decode an item as it says it is, within its limits. Raises PoolError."""
     if media.modality is Modality.IMAGE:
-        pixels, _ = decode_image(media, limits)
-        assert pixels.shape[0] * pixels.shape[1] <= limits.max_image_pixels
+        image, _ = decode_image(media, limits)
+        assert image.width * image.height <= limits.max_image_pixels
     elif media.modality is Modality.AUDIO:
         samples, _ = decode_audio(media, limits, SAMPLE_RATE)
         assert np.abs(samples).max() <= 1

@@ -50,7 +50,7 @@ def samples_of(data: bytes) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
 
 
 def pixels_of(data: bytes) -> Pixels:
-    return decode_image(Media(Modality.IMAGE, data, "p"), LIMITS)[0]
+    return np.array(decode_image(Media(Modality.IMAGE, data, "p"), LIMITS)[0])
 
 
 def comments(count: int) -> bytes:

@@ -69,8 +69,8 @@ def decode(modality: Modality, data: bytes) -> None:
     peak, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     try:
         if modality is Modality.IMAGE:
-            pixels, _ = decode_image(media, LIMITS)
-            assert pixels.shape[0] * pixels.shape[1] <= LIMITS.max_image_pixels
+            image, _ = decode_image(media, LIMITS)
+            assert image.width * image.height <= LIMITS.max_image_pixels
         else:
             samples, _ = decode_audio(media, LIMITS, 16_000)
             assert abs(samples).max() <= 1

@@ -22,7 +22,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from encoder_pool.config import LimitsConfig
 from encoder_pool.core import Grid, Media, Modality, Source
 from encoder_pool.errors import PoolError, TooLarge, UndecodableMedia, UnsupportedMedia
-from encoder_pool.media.smart_resize import Size, qwen_image_size, qwen_video_size
+from encoder_pool.media.smart_resize import Padded, Size, qwen_image_size, qwen_video_size
 from encoder_pool.media.video import Clip, Selection
 from encoder_pool.towers import grid_processing
 from encoder_pool.towers.families import FAMILIES
@@ -241,6 +241,21 @@ def test_kimi_sees_single_frames_in_chunks_and_pads_with_zeros(tmp_path: Path) -
     assert not data[:, 40:].any()
     assert not data[:, :, 64:].any()
     assert data[:, :40, :64].any()
+
+
+@pytest.mark.parametrize("size", [(50, 50), (56, 56), (40, 64)])
+def test_a_frame_is_fitted_as_an_image_is_whatever_size_it_has(size: tuple[int, int]) -> None:
+    frame, bicubic = photo(*size), Image.Resampling.BICUBIC
+    target = Padded(Size(50, 50), Size(56, 56))
+    expected = np.zeros((56, 56, 3), np.uint8)
+    expected[:50, :50] = np.asarray(Image.fromarray(frame).resize((50, 50), bicubic))
+    for fitted in (
+        grid_processing._fit_frame(frame, target, bicubic),
+        grid_processing._fit(Image.fromarray(frame), target, bicubic),
+    ):
+        np.testing.assert_array_equal(fitted, expected)
+        assert fitted.flags.carray
+        assert fitted.flags.owndata
 
 
 def test_the_tower_learns_what_it_must_know(tmp_path: Path) -> None:
