@@ -37,11 +37,13 @@ from encoder_pool.towers.adapter import Adapter, adapter_class
 logger = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 def main() -> None:
     """Serve the replica at the other end of descriptor FD."""
     _end_with_the_replica()
+    _keep_memory()
     fd, setting = int(sys.argv[1]), SETTING.validate_json(sys.argv[2])
     adapter = adapter_class(setting.adapter)(setting.checkpoint)
     with socket.socket(fileno=fd) as connection:
@@ -79,6 +81,16 @@ def _refuse(connection: socket.socket, error: PoolError) -> None:
 def _end_with_the_replica() -> None:
     """Also in the middle of a file that is never through."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _keep_memory() -> None:
+    """What a photo took is there for the next: given back, the kernel would zero it again page by page.
+
+    These are the bounds that malloc comes to by itself once it has freed a block of 32 MiB (mallopt(3)).
+    """
+    libc = ctypes.CDLL(None)
+    libc.mallopt(_M_MMAP_THRESHOLD, 32 << 20)
+    libc.mallopt(_M_TRIM_THRESHOLD, 64 << 20)
 
 
 if __name__ == "__main__":

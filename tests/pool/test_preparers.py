@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import mmap
 import os
 import signal
 import socket
@@ -25,6 +26,7 @@ from encoder_pool.pool.preparers import Preparers
 from encoder_pool.pool.preparing import WITHIN_BYTES, Setting, pair, receive, send
 from encoder_pool.towers.grid import GridAdapter
 from encoder_pool.weights import ensure
+from tests.odd_media import photo, picture
 from tests.pool.fragile import (
     BROKEN,
     DIES,
@@ -75,6 +77,26 @@ async def test_an_item_is_what_its_adapter_makes_of_it_in_this_process() -> None
     for name in ("modality", "grid", "cost", "tokens", "digest", "source"):
         assert getattr(item, name) == getattr(expected, name)
         assert type(getattr(item, name)) is type(getattr(expected, name))
+
+
+async def test_the_memory_of_a_photo_is_kept_for_the_next() -> None:
+    checkpoint = ensure("config:qwen2.5-vl-7b")
+    media = Media(Modality.IMAGE, picture("JPEG", photo(1024, 1024)), "body")
+    ours = Preparers(Setting("grid", checkpoint, LimitsConfig()), ReplicaConfig(prepare_processes=1))
+    ours.start()
+    await ours.wait_up()
+    (pid,) = [process.popen.pid for process in ours._processes]
+    faults = []
+    for _ in range(6):
+        await ours.prepare(media)
+        faults.append(page_faults(pid))
+    ours.stop()
+    assert faults[-1] - faults[2] < 4 * 1024 * 1024 / mmap.PAGESIZE  # of three photos; one is as large
+
+
+def page_faults(pid: int) -> int:
+    """Of the process until now, without those that read a disk: field 10 of proc_pid_stat(5)."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[7])
 
 
 @pytest.mark.parametrize("num_bytes", [0, WITHIN_BYTES - 1, WITHIN_BYTES, 9_000_000])
