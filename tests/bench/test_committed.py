@@ -5,16 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pydantic import TypeAdapter
 
 from encoder_pool.bench.cases import WORKLOADS
 from encoder_pool.bench.results import CaseResult, read
 from encoder_pool.bench.service.results import SetResult
 from encoder_pool.bench.service.results import read as read_service
 from encoder_pool.bench.service.table import number
+from encoder_pool.bench.shard import ShardResults
 
 ROOT = Path(__file__).parents[2]
 SERVICES = sorted((ROOT / "docs" / "benchmarks").glob("*-service.json"))
 SETS = [(path.stem, name, found) for path in SERVICES for name, found in read_service(path).sets.items()]
+SHARD = TypeAdapter(ShardResults).validate_json(
+    (ROOT / "docs" / "benchmarks" / "h200-shard.json").read_bytes()
+)
+MEMORY = read_service(ROOT / "docs" / "benchmarks" / "cpu-memory.json").soaks["qwen-tiny-56"]
 RESULTS = read(ROOT / "docs" / "benchmarks" / "h200-tower.json")
 NAMES = {"qwen2_5": "Qwen2.5-VL-7B", "qwen3": "Qwen3-VL-8B"}
 
@@ -55,3 +61,18 @@ def test_committed_loads_came_through_the_tower_and_failed_nowhere(
 ) -> None:
     assert found.stages_off_ms < 1
     assert [(load.cached, load.errors) for load in found.loads] == [(0, 0)] * len(found.loads)
+
+
+def test_the_readme_has_the_committed_numbers_of_the_shard_and_of_its_memory() -> None:
+    replica = MEMORY.sightings["replica"]
+    sizes = [replica[place].resident_bytes >> 20 for place in (0, -1)]
+    text = " ".join((ROOT / "README.md").read_text().split())
+    assert MEMORY.errors == 0
+    assert {replica[place].descriptors for place in (0, -1)} == {106}
+    for told in (
+        f"needs {SHARD.pack_ms:.1f} ms for each, {SHARD.bytes_out / 1e6:.1f} MB out of it copied",
+        f"the bare graph needs {SHARD.replay_ms:.1f} ms",
+        f"over {MEMORY.requests:,} requests",
+        "the replica went from {} to {} MiB, its descriptors stayed at 106".format(*sizes),
+    ):
+        assert told in text
