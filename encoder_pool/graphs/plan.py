@@ -21,7 +21,7 @@ import numpy as np
 
 from encoder_pool.core import Cost, Pack, Rung
 from encoder_pool.graphs.partition import cheapest_cuts
-from encoder_pool.graphs.runs import SAME, Ints, find_runs, fits, shapes_of
+from encoder_pool.graphs.runs import Ints, find_runs, fits, shapes_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Planner:
         """The pack of an item that waits alone, as most do: numpy is not worth it."""
         shape = next((shape for shape, held in enumerate(self._capacities) if cost.fits(held)), None)
         eager_ms = self._eager_ms + self._table.eager_row_ms * cost.patch_rows
-        if shape is None or eager_ms * (1 + SAME) < self._shapes.ms[shape]:
+        if shape is None or eager_ms < self._shapes.ms[shape]:
             return Pack((0,), None)
         return Pack((0,), self._shapes.rungs[shape])
 
@@ -104,7 +104,7 @@ class Planner:
         orders = [np.arange(size), rows.argsort(kind="stable"), np.lexsort((rows, longest))]
         line = np.concatenate([*{order.tobytes(): order for order in orders}.values()])
         runs = find_runs(asked.take(line, axis=1), size, self._table.eager_row_ms, self._shapes)
-        cuts = cheapest_cuts(runs, size, self._eager_ms, self._table.eager_row_ms * int(rows.sum()))
+        cuts = cheapest_cuts(runs, size, self._eager_ms)
         places = line.tolist()
         for start, end, shape in cuts:
             members = sorted(items[place] for place in places[start:end])

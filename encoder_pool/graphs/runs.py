@@ -2,8 +2,8 @@
 
 A run is items next to each other on a line. A replay costs the same however full it is, and fewer items never
 cost more, so from every start only the longest run that each shape holds needs a look, and of those only few
-are left. What depends on the ladder and the table alone is worked out once; the rest is some thirty calls of
-numpy, for all orders of the items in one go, because most of a call's time here is the call.
+are left. What depends on the ladder and the table alone is worked out once; the rest is some dozens of calls
+of numpy, each for all orders of the items in one go: it is the calls that take most of the time.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class Shapes(NamedTuple):
     per_row  (2, 3, 1): of the last three of those, the least that a shape holds of it for each patch row that
              it holds, as a numerator and a denominator
     longest  of the longest segment
-    tiers    the same, but none where a shape may hold a segment over all its rows
+    tiers    the same, but none where a segment may be as long as the shape has rows
     widest   (5, W): what those hold that no other holds; an item that fits none of them fits no rung
-    slowest  (C, S): the shapes as few chains, in each of which a slower one holds no less; for each chain the
-             slowest in it that is no slower than this shape
+    slowest  (C, S): the shapes as few chains, in each of which a slower one holds no less; for each chain and
+             shape the slowest in the chain that is no slower than the shape
     """
 
     rungs: list[int]
@@ -70,6 +70,7 @@ class Runs(NamedTuple):
     shapes    (R,): the fastest that holds the run
     over_ms   (R,): what a pack of it costs more than its rows do where they run eagerly
     farthest  (L,): the end of the longest run from a start that some shape holds
+    rows_ms   (L + 1,): what all rows before a place cost where they run eagerly
     """
 
     first: list[int]
@@ -77,6 +78,7 @@ class Runs(NamedTuple):
     shapes: Ints
     over_ms: list[float]
     farthest: list[int]
+    rows_ms: list[float]
 
 
 def fits(asked: Ints, held: Ints) -> Bools:
@@ -116,7 +118,9 @@ def find_runs(asked: Ints, size: int, eager_row_ms: float, shapes: Shapes) -> Ru
     reached = np.empty((1 + len(shapes.ms), length), dtype=np.min_scalar_type(length))
     reached[0] = places[:-1]
     _reach(asked, size, shapes, out=reached[1:])
-    starts, of_shape = np.divmod(np.flatnonzero((reached[1:] > reached[:-1]).T), len(shapes.ms))
+    found = np.flatnonzero((reached[1:] > reached[:-1]).T)
+    starts = found // len(shapes.ms)  # numpy's divmod takes longer than both of these
+    of_shape = found - starts * len(shapes.ms)
     ends = reached[1:][of_shape, starts]
     ms = shapes.ms.take(of_shape)
     shortest = starts.searchsorted(places[:-1])
@@ -126,13 +130,14 @@ def find_runs(asked: Ints, size: int, eager_row_ms: float, shapes: Shapes) -> Ru
     may_be_best[shortest] = True
     kept = np.flatnonzero(may_be_best)
     starts, ends = starts.take(kept), ends.take(kept)
-    eager_rows_ms = eager_row_ms * _before(asked[0])
+    rows_ms = eager_row_ms * _before(asked[0])
     return Runs(
         first=starts.searchsorted(places).tolist(),
         ends=ends.tolist(),
         shapes=of_shape.take(kept),
-        over_ms=(ms.take(kept) + (eager_rows_ms.take(starts) - eager_rows_ms.take(ends))).tolist(),
+        over_ms=(ms.take(kept) + (rows_ms.take(starts) - rows_ms.take(ends))).tolist(),
         farthest=reached[-1].tolist(),
+        rows_ms=rows_ms.tolist(),
     )
 
 
@@ -155,13 +160,13 @@ def _per_row(held: Ints) -> Ints:
 
 
 def _slowest(holds: Bools) -> Ints:
-    """(C, S), given (S, S): whether the other shape holds what the one does."""
+    """(C, S), given (S, S), whether the one shape is within the other; see `Shapes`."""
     count = len(holds)
     chains: list[list[int]] = []
     for shape in range(count):
         chain = next((chain for chain in chains if holds[chain[-1], shape]), None)
         if chain is None:
-            # A chain that has not begun: the shape itself stands for it.
+            # Before it begins each shape stands for it, as good as none: it is no slower than itself.
             chain = list(range(shape))
             chains.append(chain)
         for each in chains:
@@ -177,19 +182,15 @@ def _reach(asked: Ints, size: int, shapes: Shapes, out: Positions) -> None:
     patch_rows, *others, longest = asked
     of_rows, *of_others = shapes.sums
     stops = np.arange(size, len(longest) + 1, size).repeat(size)
-    held = (
-        np.minimum(_ends(patch_rows, of_rows.values), stops).astype(out.dtype).take(of_rows.of_shape, axis=0)
-    )
+    held = _of_shapes(np.minimum(_ends(patch_rows, of_rows.values), stops), of_rows, out.dtype)
     for each, limits, is_bound in zip(others, of_others, _are_bound(asked, shapes), strict=True):
         if is_bound:
-            np.minimum(
-                held, _ends(each, limits.values).astype(out.dtype).take(limits.of_shape, axis=0), out=held
-            )
+            ends = _of_shapes(_ends(each, limits.values), limits, out.dtype)
+            np.minimum(held, ends, out=held)
     limits = shapes.tiers if (longest <= patch_rows).all() else shapes.longest
     if longest.max() > limits.values[0]:
-        np.minimum(
-            held, _ends_of_short(longest, limits.values, out.dtype).take(limits.of_shape, axis=0), out=held
-        )
+        ends = _of_shapes(_ends_of_short(longest, limits.values), limits, out.dtype)
+        np.minimum(held, ends, out=held)
     out[:] = held.take(shapes.slowest[0], axis=0)
     for chain in shapes.slowest[1:]:
         np.maximum(out, held.take(chain, axis=0), out=out)
@@ -212,18 +213,22 @@ def _ends(asked: Ints, most: Ints) -> Ints:
     return after.searchsorted(after - asked + most[:, None], side="right")
 
 
-def _ends_of_short(longest: Ints, most: Ints, dtype: np.dtype[Any]) -> Positions:
+def _ends_of_short(longest: Ints, most: Ints) -> Ints:
     """(V, L): the end of the longest run from each start whose segments are so long at most."""
     length = len(longest)
-    places = np.arange(length, dtype=dtype)
-    too_long = np.where(longest > most[:, None], places, dtype.type(length))
+    too_long = np.where(longest > most[:, None], np.arange(length), length)
     return np.minimum.accumulate(too_long[:, ::-1], axis=1)[:, ::-1]
 
 
-def _may_be_best(rest_apart_ms: Floats, same_ms: np.float64) -> Bools:
-    """(R,): all runs but those that cost more than the run before and what it leaves out, item by item.
+def _of_shapes(ends: Ints, limits: Limits, dtype: np.dtype[Any]) -> Positions:
+    """(S, L), given (V, L): each shape's."""
+    return ends.astype(dtype).take(limits.of_shape, axis=0)
 
-    rest_apart_ms  (R,): a run, and all items after it apart, but for what is the same for all of a start
+
+def _may_be_best(rest_apart_ms: Floats, same_ms: np.float64) -> Bools:
+    """(R,): all but the runs that cost more than the one before and, apart, the items that it leaves out.
+
+    rest_apart_ms  (R,): a run and all items after it apart, but for what is the same for all runs of a start
     """
     may_be = np.ones(len(rest_apart_ms), dtype=np.bool_)
     np.less_equal(rest_apart_ms[1:], rest_apart_ms[:-1] + same_ms, out=may_be[1:])
