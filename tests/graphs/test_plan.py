@@ -214,6 +214,12 @@ def test_of_plans_that_cost_the_same_the_one_with_fewer_packs_is_made() -> None:
     assert plan([item(4), item(4)], LADDER, TABLE) == (Pack((0, 1), 1),)
 
 
+def test_fewer_packs_are_made_however_dear_the_rungs_are() -> None:
+    table = CostTable((1e6,), 0.0, 0.0)
+    packs = plan([item(16)] * 8, ladder_of(64), table)
+    assert packs == (Pack((0, 1, 2, 3), None), Pack((4, 5, 6, 7), None))
+
+
 def test_items_are_split_where_that_pads_less() -> None:
     assert plan([item(32), item(1)], LADDER, TABLE) == (Pack((0,), 3), Pack((1,), 0))
 
