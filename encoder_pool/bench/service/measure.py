@@ -87,7 +87,7 @@ class Subject:
         return Plan(kind, images, warm_s, self.seconds, in_flight)
 
     def opened(self, kind: Kind, items_s: float, warm_s: float | None = None) -> Plan:
-        """An open loop, with clients for all that the queue may hold, so that none waits for one.
+        """An open loop, with lanes for all requests that may be let in, so that none waits for one.
 
         warm_s  what is not counted of it, if that is to be more than a moment
         """
@@ -97,7 +97,8 @@ class Subject:
             due = bursts(items_s, seconds, BURST_EVERY_S)
         else:
             due = poisson(items_s, seconds, _SEED)
-        lanes = min(int(self.capacity) + SPARE_LANES, max(len(due), 1))
+        let_in = self.config.scaling.min_replicas * self.config.queue.max_requests
+        lanes = min(let_in + SPARE_LANES, max(len(due), 1))
         return Plan(kind, 1, warm_s, self.seconds, lanes, due, items_s)
 
 

@@ -50,7 +50,7 @@ def test_a_closed_loop_counts_from_its_second_round_on() -> None:
 def test_an_open_loop_has_somebody_to_send_whatever_the_queue_may_hold() -> None:
     plan = subject(66.0, 1369, QueueConfig(max_tokens=131072)).opened("overload", 90.0)
     assert plan.due is not None
-    assert plan.lanes == 131072 // 1369 + SPARE_LANES
+    assert plan.lanes == 512 + SPARE_LANES
     assert plan.offered == 90.0
     assert max(plan.due) < plan.warm_s + plan.seconds
     few = subject(1.0, 64, QueueConfig()).opened("bursts", 0.5)
