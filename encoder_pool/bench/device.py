@@ -16,8 +16,9 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 
 from encoder_pool.core import DType, Rung
+from encoder_pool.graphs.cpu import CpuRunner
 from encoder_pool.graphs.cuda import CudaRunner, synchronised_clock
-from encoder_pool.graphs.runner import CpuRunner, LadderRunner
+from encoder_pool.graphs.runner import LadderRunner
 from encoder_pool.towers.adapter import Tower
 from encoder_pool.towers.fused.fuse import FP8_CAPABILITY
 

@@ -1,8 +1,7 @@
 """Runs packs on a tower: one captured shape per rung over static memory, eager for what fits none.
 
 `Runner` is the interface. `LadderRunner` is all of it but what a device does its own way, above all
-recording a shape; `CpuRunner` records nothing and calls the tower again, on the same padded memory, so that
-ladder, padding, tail and checks are the same with and without a GPU. Every result owns its storage: no
+recording a shape. Every result owns its storage: no
 later run changes it, and it keeps nothing else alive. Knows no model, no queue and no plan.
 """
 
@@ -21,7 +20,6 @@ from typing import NamedTuple, Protocol
 import torch
 
 from encoder_pool.core import Cost, Grid, Rung
-from encoder_pool.graphs import host_memory
 from encoder_pool.graphs.arena import Arena, RungBuffers, check_inputs, split_metadata, zero_inputs
 from encoder_pool.graphs.counters import Counters, EagerReason, Ledger
 from encoder_pool.graphs.ladder import NotCaptured
@@ -325,24 +323,6 @@ class LadderRunner(ABC):
         if any(cost.fits(rung.capacity) for rung in self._asked):
             return EagerReason.RUNG_DROPPED
         return EagerReason.FITS_NO_RUNG
-
-
-class CpuRunner(LadderRunner):
-    """The runner of a machine without a GPU."""
-
-    def __init__(self, tower: Tower, ladder: Sequence[Rung], is_split: bool = False) -> None:
-        super().__init__(tower, ladder, torch.device("cpu"), is_split)
-
-    @property
-    def free_bytes(self) -> int:
-        """Of the host."""
-        return host_memory.free_bytes()
-
-    def _record(self, forward: Replay, rows: torch.Tensor) -> Replay:
-        return forward
-
-    def _peak_bytes(self, work: Replay) -> int:
-        return host_memory.peak_bytes(work)
 
 
 def _ms(work: Replay, clock: Callable[[], float]) -> float:

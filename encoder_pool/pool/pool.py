@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, contextmanager
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -33,6 +33,7 @@ from encoder_pool.pool.ledger import Ledger, LocalLedger
 from encoder_pool.pool.metering import pool_metrics
 from encoder_pool.pool.pieces import Pieces, in_loads
 from encoder_pool.pool.places import Places, Rows, places_for
+from encoder_pool.pool.preparers import Preparing
 from encoder_pool.pool.reporting import ALONE, Place, Reporter
 from encoder_pool.pool.sizing import Sizing
 from encoder_pool.pool.worker import WorkerGone
@@ -40,30 +41,6 @@ from encoder_pool.pool.workers import Workers
 from encoder_pool.towers.adapter import Adapter
 
 T = TypeVar("T")
-
-
-class Preparing(Protocol):
-    """What decodes and resizes, off the event loop: `Preparers`."""
-
-    def watch(self, observe: Callable[[Modality, float], None]) -> None:
-        """Have the modality and the seconds of every item told that is prepared from now on."""
-        ...
-
-    def prepare(self, media: Media) -> asyncio.Future[PreparedItem]:
-        """The prepared item, or a PoolError."""
-        ...
-
-    def describe(self) -> dict[str, int]:
-        """Counts of them, for `/info`."""
-        ...
-
-    def check(self) -> None:
-        """Raise if nothing will be prepared any more."""
-        ...
-
-    def stop(self) -> None:
-        """Cancel everything."""
-        ...
 
 
 class Pool:

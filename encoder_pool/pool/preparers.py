@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from socket import socket
+from typing import Protocol
 
 from encoder_pool.config import ReplicaConfig
 from encoder_pool.core import Media, Modality, PreparedItem
@@ -46,6 +47,30 @@ SMALL_FILE_BYTES = 1 << 20
 """A larger one is copied in a thread."""
 
 Observe = Callable[[Modality, float], None]
+
+
+class Preparing(Protocol):
+    """What decodes and resizes, off the event loop."""
+
+    def watch(self, observe: Observe) -> None:
+        """Have the modality and the seconds of every item told that is prepared from now on."""
+        ...
+
+    def prepare(self, media: Media) -> asyncio.Future[PreparedItem]:
+        """The prepared item, or a PoolError."""
+        ...
+
+    def describe(self) -> dict[str, int]:
+        """Counts of them, for `/info`."""
+        ...
+
+    def check(self) -> None:
+        """Raise if nothing will be prepared any more."""
+        ...
+
+    def stop(self) -> None:
+        """Cancel everything."""
+        ...
 
 
 @dataclass(eq=False, slots=True)

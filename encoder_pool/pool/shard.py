@@ -220,7 +220,7 @@ class Shard:
         slots, dtype = _host_slots(self._ring), getattr(torch, self._config.model.dtype.value)
         is_split, writes = self._ranks is not None, self._ranks is None or self._ranks.rank == 0
         if self._config.model.device == "cpu":
-            from encoder_pool.graphs.runner import CpuRunner
+            from encoder_pool.graphs.cpu import CpuRunner
             from encoder_pool.graphs.staging import HostStaging
 
             staging = HostStaging(slots, self._width, dtype, writes)

@@ -13,8 +13,8 @@ from encoder_pool.bench.stock import relative_error
 from encoder_pool.config import LadderConfig
 from encoder_pool.core import Grid
 from encoder_pool.graphs.counters import Tally
+from encoder_pool.graphs.cpu import CpuRunner
 from encoder_pool.graphs.plan import proportional
-from encoder_pool.graphs.runner import CpuRunner
 from encoder_pool.towers.adapter import Metadata, StagedItem
 from tests.graphs.towers import MERGE, RaggedTower, clip_cost, clip_of, ragged_ladder
 

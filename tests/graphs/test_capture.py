@@ -10,9 +10,10 @@ import torch
 from encoder_pool.core import Cost, Grid, Rung
 from encoder_pool.graphs import host_memory
 from encoder_pool.graphs.counters import EagerReason, Tally
+from encoder_pool.graphs.cpu import CpuRunner
 from encoder_pool.graphs.ladder import NotCaptured
 from encoder_pool.graphs.mismatch import BatchMismatch
-from encoder_pool.graphs.runner import TUNE_S, CpuRunner
+from encoder_pool.graphs.runner import TUNE_S
 from encoder_pool.towers.adapter import Metadata
 from tests.graphs.towers import (
     MERGE,

@@ -13,7 +13,8 @@ from itertools import accumulate
 import torch
 
 from encoder_pool.core import Cost, Grid, Rung
-from encoder_pool.graphs.runner import Batch, CpuRunner, LadderRunner
+from encoder_pool.graphs.cpu import CpuRunner
+from encoder_pool.graphs.runner import Batch, LadderRunner
 from encoder_pool.towers.adapter import InputSpec, Metadata, StagedItem, Tower
 
 WIDTH = 8

@@ -13,9 +13,10 @@ import torch
 
 from encoder_pool.config import PoolConfig
 from encoder_pool.core import Rung
+from encoder_pool.graphs.cpu import CpuRunner
 from encoder_pool.graphs.measure import measure
 from encoder_pool.graphs.reach import Probe
-from encoder_pool.graphs.runner import CpuRunner, Replay
+from encoder_pool.graphs.runner import Replay
 from encoder_pool.pool.bring_up import BroughtUp, bring_up
 from encoder_pool.pool.measured import Card, Subject, load
 from encoder_pool.pool.messages import Phase

@@ -18,9 +18,10 @@ import torch
 
 from encoder_pool.config import LadderConfig, ModelConfig
 from encoder_pool.core import Cost, DType, Grid, Rung
+from encoder_pool.graphs.cpu import CpuRunner
 from encoder_pool.graphs.cuda import CudaRunner
 from encoder_pool.graphs.ladder import build_ladder
-from encoder_pool.graphs.runner import Batch, CpuRunner, LadderRunner
+from encoder_pool.graphs.runner import Batch, LadderRunner
 from encoder_pool.towers.adapter import ALONE, Ranks, StagedItem, Tower
 from encoder_pool.towers.families import family_of
 from encoder_pool.towers.grid import GridAdapter

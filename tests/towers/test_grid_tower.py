@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from encoder_pool.core import Grid, Rung
+from encoder_pool.graphs.cpu import CpuRunner
 from encoder_pool.graphs.mismatch import BatchMismatch
-from encoder_pool.graphs.runner import Batch, CpuRunner
+from encoder_pool.graphs.runner import Batch
 from encoder_pool.towers.adapter import StagedItem
 
 from .grid_checkpoints import FAMILIES, GridCase

@@ -18,9 +18,10 @@ from torch import nn
 
 from encoder_pool.config import LadderConfig
 from encoder_pool.core import Cost, Grid, Rung
+from encoder_pool.graphs.cpu import CpuRunner
 from encoder_pool.graphs.ladder import build_ladder
 from encoder_pool.graphs.ranks import JoinedRanks
-from encoder_pool.graphs.runner import Batch, CpuRunner
+from encoder_pool.graphs.runner import Batch
 from encoder_pool.towers.adapter import ALONE, Ranks
 from encoder_pool.towers.grid import GridAdapter
 from encoder_pool.towers.grid_tower import GridTower
