@@ -5,7 +5,8 @@
 
 Estimates are verified: a ladder without numbers loses its largest rungs until `ladder.reserve_bytes` are
 free and none takes longer than `ladder.max_pack_ms`; one with numbers loses only what fails to capture.
-Knows no Ray and no ring.
+Cold starts on a card that is shared take turns, so that none is timed beside another; of the same subject
+the second finds what the first kept. Knows no Ray and no ring.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import NamedTuple
@@ -23,7 +24,7 @@ from encoder_pool.graphs.measure import measure
 from encoder_pool.graphs.plan import CostTable
 from encoder_pool.graphs.reach import MIB, Bounds, reach
 from encoder_pool.graphs.runner import LadderRunner
-from encoder_pool.pool.measured import Card, Measured, Subject, load, save
+from encoder_pool.pool.measured import Card, Measured, Subject, in_turn, load, save
 from encoder_pool.pool.messages import Phase
 from encoder_pool.towers.adapter import Tower, Tunes
 
@@ -110,18 +111,35 @@ class _Start:
 
     def through(self) -> BroughtUp:
         """All of it."""
-        known = self._known()
-        if known is not None:
-            self._take_over(known)
-        elif self._config.is_automatic:
+        with ExitStack() as turn:
+            if 0 < self._subject.gpus < 1:
+                turn.enter_context(in_turn(self._card))
+            known = self._known()
+            if known is None:
+                return self._cold()
+        return self._warm(known)
+
+    def _cold(self) -> BroughtUp:
+        """Find the ladder, capture and measure."""
+        if self._config.is_automatic:
             self._find_ladder()
         self._capture()
-        table = None if known is None else known.table_of(self._runner.ladder)
-        if known is None or table is None:
-            known = self._measured()
-            table = known.table
+        measured = self._measured()
+        return self._through(measured, measured.table)
+
+    def _warm(self, known: Measured) -> BroughtUp:
+        """Capture what is known; measure if there are rungs whose times are not."""
+        self._take_over(known)
+        self._capture()
+        table = known.table_of(self._runner.ladder)
+        if table is not None:
+            return self._through(known, table)
+        measured = self._measured()
+        return self._through(measured, measured.table)
+
+    def _through(self, measured: Measured, table: CostTable) -> BroughtUp:
         self._start_s[TUNE] = self._runner.tune_s
-        return BroughtUp(table, self._not_captured, known.at, self._start_s)
+        return BroughtUp(table, self._not_captured, measured.at, self._start_s)
 
     def _known(self) -> Measured | None:
         """What an earlier start kept, unless that was short of memory that there is now, or ranks differ."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -79,7 +78,7 @@ class EncoderPool:
         workers = [equip(number) for number in range(config.replica.workers)]
         preparers = Preparers(Setting(config.model.adapter, checkpoint, config.limits), config.replica)
         preparers.start()
-        await _start([worker for worker, _ in workers], share_a_gpu=0 < config.gpus < 1)
+        await asyncio.gather(*(worker.start() for worker, _ in workers))
         await preparers.wait_up()
         identity = Identity(config.model, weights_version(checkpoint, config.model.load_format))
         # A pool that never has more than one replica sees itself, without a process for it.
@@ -115,15 +114,6 @@ class EncoderPool:
         if hasattr(self, "_pool"):
             await self._pool.reporter.say_goodbye()
             self._pool.stop()
-
-
-async def _start(workers: Sequence[Worker], *, share_a_gpu: bool) -> None:
-    """Start all workers at once; those that share a GPU in turn, so that none is measured beside another."""
-    if share_a_gpu:
-        for worker in workers:
-            await worker.start()
-    else:
-        await asyncio.gather(*(worker.start() for worker in workers))
 
 
 deployment: Any = serve.deployment(serve.ingress()(EncoderPool), name="EncoderPool")

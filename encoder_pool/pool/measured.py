@@ -3,18 +3,21 @@
 A file is JSON of a `Measured`, named after what its times depend on: a `Subject`, which can be told without
 a GPU and without importing torch, and the card. Its folder is ENCODER_POOL_MEASURED, or `measured` in the
 folder of the weights' cache. Files are written whole and renamed, so that starts at the same time do not
-tear them; one that is damaged, or of something else, is left aside with a warning, and then replaced. Knows
-nothing of how anything is measured.
+tear them; one that is damaged, or of something else, is left aside with a warning, and then replaced. Those
+who measure on a card that others use take turns by a lock beside the files. Knows nothing of how anything is
+measured.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import logging
 import os
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -189,6 +192,24 @@ def save(measured: Measured) -> None:
             whole.replace(path)
     except OSError as error:
         logger.warning("measured times are not kept: %s (%s names another folder)", error, FOLDER)
+
+
+@contextmanager
+def in_turn(card: Card) -> Iterator[None]:
+    """Wait until nobody else of this host is in such a block about such a card, and keep others from it.
+
+    Without a folder that can be written nobody waits: starting goes on.
+    """
+    with ExitStack() as stack:
+        try:
+            _folder().mkdir(parents=True, exist_ok=True)
+            # Whoever ends in the block, however that is, closes the file and so lets the next in.
+            lock = stack.enter_context((_folder() / f"{card.digest}.lock").open("w"))
+        except OSError as error:
+            logger.warning("the card is not measured in turn: %s (%s names another folder)", error, FOLDER)
+        else:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _read(path: Path) -> Measured | None:

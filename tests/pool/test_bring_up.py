@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,9 @@ from encoder_pool.core import Rung
 from encoder_pool.graphs.cpu import CpuRunner
 from encoder_pool.graphs.measure import measure
 from encoder_pool.graphs.reach import Probe
-from encoder_pool.graphs.runner import Replay
+from encoder_pool.graphs.runner import LadderRunner, Replay
 from encoder_pool.pool.bring_up import BroughtUp, bring_up
-from encoder_pool.pool.measured import Card, Subject, load
+from encoder_pool.pool.measured import Card, Subject, in_turn, load
 from encoder_pool.pool.messages import Phase
 from encoder_pool.towers.adapter import Metadata
 from tests.graphs.towers import MERGE, ragged_ladder
@@ -94,6 +96,12 @@ class Starts:
 def _alone_and_quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ENCODER_POOL_MEASURED", str(tmp_path))
     monkeypatch.setattr("encoder_pool.graphs.measure.ROUNDS", 1)
+
+
+def sharing(starts: Starts) -> Starts:
+    """The same, on a share of a GPU."""
+    starts.subject = starts.subject.model_copy(update={"gpus": 0.5})
+    return starts
 
 
 @pytest.fixture
@@ -307,3 +315,42 @@ def test_tiers_of_a_budget_go_together() -> None:
     found = bring_up(start.subject, CARD, start.tower, start.runner, start.tower.clock, lambda *given: None)
     assert start.runner.ladder == tiered[:6]
     assert tuple(lost.rung for lost in found.not_captured) == tiered[6:]
+
+
+def test_a_start_on_a_shared_card_waits_for_its_turn_and_finds_what_the_one_before_has_kept(
+    measured: list[int],
+) -> None:
+    first, second = sharing(Starts()), sharing(Starts())
+    with ThreadPoolExecutor(1) as thread:
+        with in_turn(CARD):
+            waiting = thread.submit(second)
+            with pytest.raises(TimeoutError):
+                waiting.result(timeout=0.2)
+            assert second.phases == []
+            with pytest.MonkeyPatch.context() as patch:  # it has the turn already
+                patch.setattr("encoder_pool.pool.bring_up.in_turn", lambda card: nullcontext())
+                found = first()
+        assert waiting.result(timeout=30).table == found.table
+    assert len(measured) == 1
+    assert Phase.MEASURE not in second.phases
+
+
+def test_a_start_that_knows_its_times_lets_others_measure_while_it_captures() -> None:
+    starts = sharing(Starts())
+    starts()
+    took_turns: list[bool] = []
+
+    def capture(runner: CpuRunner, progress: Any) -> None:
+        with in_turn(CARD):
+            took_turns.append(True)
+        LadderRunner.capture(runner, progress)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CpuRunner, "capture", capture)
+        starts()
+    assert took_turns == [True]
+
+
+def test_a_start_with_a_card_of_its_own_waits_for_nobody() -> None:
+    with in_turn(CARD):
+        assert Starts()().table.rung_ms

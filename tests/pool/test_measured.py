@@ -20,7 +20,7 @@ from encoder_pool.core import Cost, Rung
 from encoder_pool.graphs.ladder import NotCaptured
 from encoder_pool.graphs.plan import CostTable
 from encoder_pool.pool import measured
-from encoder_pool.pool.measured import Card, Measured, Subject, latest, load, save
+from encoder_pool.pool.measured import Card, Measured, Subject, in_turn, latest, load, save
 from encoder_pool.towers.adapter import KernelChoice
 
 LADDER = tuple(Rung(budget, Cost(budget, 3 * budget, budget)) for budget in (1, 2, 4))
@@ -206,6 +206,48 @@ def test_a_folder_that_cannot_be_written_is_warned_of_and_no_more(
         save(found())
     assert "measured times are not kept" in caplog.text
     assert "ENCODER_POOL_MEASURED" in caplog.text
+
+
+TURN = """
+import sys
+from encoder_pool.pool.measured import Card, in_turn
+with in_turn(Card(name=sys.argv[1], driver="1.0")):
+    print("in", flush=True)
+    sys.stdin.read()
+"""
+
+
+def taking_a_turn(card: str) -> subprocess.Popen[str]:
+    """A process that is in its turn once it has said so, until it is killed or its input ends."""
+    command = [sys.executable, "-c", TURN, card]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def test_whoever_measures_on_a_card_keeps_others_waiting_until_it_ends_even_if_it_is_killed() -> None:
+    with taking_a_turn(CARD.name) as first, ThreadPoolExecutor(1) as thread:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "in\n"
+        with in_turn(Card(name="another card", driver="1.0")):
+            pass
+
+        def take() -> bool:
+            with in_turn(CARD):
+                return True
+
+        waiting = thread.submit(take)
+        with pytest.raises(TimeoutError):
+            waiting.result(timeout=0.2)
+        first.kill()
+        assert waiting.result(timeout=30)
+
+
+def test_where_no_turn_can_be_taken_the_start_goes_on_with_a_warning(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder.write_text("no folder")
+    with in_turn(CARD):
+        pass
+    assert "is not measured in turn" in caplog.text
 
 
 def test_without_a_folder_of_their_own_they_are_beside_the_weights(
