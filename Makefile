@@ -16,7 +16,7 @@ RUN = $(VENV)/bin/
 FAULTS = $(addprefix tests/,service/test_faults.py service/test_callers.py service/test_rollout.py cluster/test_node_death.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-services test-rest test-cluster test-gpu faults soak fuzz lint format typecheck weights clean
+.PHONY: help demo serve test test-services test-rest test-long test-gpu faults soak fuzz lint format typecheck weights clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -32,13 +32,13 @@ test: $(VENV)/.dev  ## run all tests, with real weights, real Ray Serve and real
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-services test-rest
 
 test-services: $(VENV)/.dev
-	$(RUN)pytest -m "service and not cluster"
+	$(RUN)pytest -m "service and not long"
 
 test-rest: $(VENV)/.dev
-	$(RUN)pytest -m "not service and not cluster" -p no:cacheprovider
+	$(RUN)pytest -m "not service and not long" -p no:cacheprovider
 
-test-cluster: $(VENV)/.dev  ## run a pool on several Ray nodes of this machine: one is added, one drained, one killed
-	$(RUN)pytest -m cluster tests/cluster
+test-long: $(VENV)/.dev  ## run what takes minutes: a pool on several Ray nodes of this machine, and a configuration that changes under load
+	$(RUN)pytest -m long tests/cluster tests/service
 
 test-gpu:  ## run the tests that need a GPU, and those that need no service, with PYTHON's own packages
 	$(PYTHON) -B -m pytest -p no:cacheprovider --continue-on-collection-errors -m "gpu or not service"

@@ -13,7 +13,7 @@ from tests.service.load import Load
 from tests.service.running import wait_until
 from tests.service.toys import application, service_file
 
-pytestmark = [pytest.mark.service, pytest.mark.cluster]
+pytestmark = [pytest.mark.service, pytest.mark.long]
 
 PASSING = {"rows", "rows, by the client", "connection closed", "500 proxy", "503 proxy", "503 draining"}
 """What may become of requests that nobody repeats, and of those that the client does."""

@@ -1,6 +1,6 @@
 """A pool on a cluster of several nodes: one that is added is used, one that is drained is left.
 
-`make test-cluster` runs it. The nodes are raylets of one machine.
+`make test-long` runs it. The nodes are raylets of one machine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.service.running import wait_until
 from tests.service.test_scaling import Burst
 from tests.service.toys import application, service_file
 
-pytestmark = [pytest.mark.service, pytest.mark.cluster]
+pytestmark = [pytest.mark.service, pytest.mark.long]
 
 
 def test_a_node_that_is_added_is_used_and_one_that_is_drained_is_left_and_no_request_is_lost(

@@ -24,7 +24,7 @@ from tests.service.load import Load
 from tests.service.running import COMMAND, ROOT, Service, processes_of, started, wait_until
 from tests.service.toys import application, service_file
 
-pytestmark = pytest.mark.service
+pytestmark = [pytest.mark.service, pytest.mark.long]
 
 WAIT_S = 90.0
 MIB = 1 << 20
