@@ -27,6 +27,7 @@ from tests.service.toys import application, service_file
 pytestmark = [pytest.mark.service, pytest.mark.long]
 
 WAIT_S = 90.0
+SETTLE_S = 3.0
 MIB = 1 << 20
 PLACEMENT_GROUPS = """
 import ray
@@ -82,6 +83,22 @@ class Changing:
         family = [process for process, line in self._family().items() if "ray::IDLE" not in line]
         ports = {port for process in family for port in _listening(process)}
         return Held(len(family), len(ports), int(self._run(PLACEMENT_GROUPS)))
+
+    def settled(self) -> Held:
+        """What is held once that no longer changes: Ray starts some workers late."""
+        before = None
+        while (now := self.held()) != before:
+            before = now
+            time.sleep(SETTLE_S)
+        return now
+
+    def wait_until_held(self, expected: Held) -> None:
+        """Until that is all again. Fails with what is held instead."""
+        deadline = time.monotonic() + WAIT_S
+        while (now := self.held()) != expected:
+            lines = sorted(line[:80] for line in self._family().values())
+            assert time.monotonic() < deadline, f"{now}, not {expected}: {lines}"
+            time.sleep(1)
 
     def single_status(self) -> str:
         """What Serve says of the application `single`."""
@@ -155,7 +172,7 @@ def test_a_changed_file_is_served_from_then_on_and_costs_no_request(
     changing: Changing, fault_table: FaultTable
 ) -> None:
     names = ("single", "pair")
-    held, rss_mib = changing.held(), changing.rss_mib()
+    held, rss_mib = changing.settled(), changing.rss_mib()
     before = {name: changing.replicas(name) for name in names}
     assert [len(pids) for pids in before.values()] == [1, 2]
     mended_s: dict[str, float] = {}
@@ -186,7 +203,7 @@ def test_a_changed_file_is_served_from_then_on_and_costs_no_request(
             f"`serve run` of a changed file, {of}", load.endings.elements(), mended_s[name], load.longest_s
         )
     # Nothing of the old replicas stays: processes, their ports, their placement groups, their memory.
-    wait_until(lambda: changing.held() == held, WAIT_S, every_s=1)
+    changing.wait_until_held(held)
     wait_until(lambda: changing.rss_mib() < rss_mib + 64, WAIT_S, every_s=1)
 
 
