@@ -27,7 +27,7 @@ demo: $(VENV)/.demo  ## serve the default models, encode real media, draw demo.p
 serve: $(VENV)/.demo  ## serve CONFIG on PORT until Ctrl-C
 	$(RUN)encoder-pool serve $(CONFIG) --port $(PORT)
 
-test: $(VENV)/.dev  ## run all tests, with real weights, real Ray Serve and real HTTP
+test: $(VENV)/.dev  ## run the tests, with real weights, real Ray Serve and real HTTP
 	@echo "services and everything else in two processes; each tells when it is through"
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-services test-rest
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import NamedTuple
@@ -104,16 +104,15 @@ class _Start:
         self._wall = wall
         self._agreed = agreed
         self._config = subject.ladder
-        self._free_bytes = runner.free_bytes
+        self._free_bytes: int
         self._lost: list[NotCaptured] = []
         self._memory_bound_at: int | None = None
         self._start_s: dict[str, float] = {}
 
     def through(self) -> BroughtUp:
         """All of it."""
-        with ExitStack() as turn:
-            if 0 < self._subject.gpus < 1:
-                turn.enter_context(in_turn(self._card))
+        with self._turn():
+            self._free_bytes = self._runner.free_bytes
             known = self._known()
             if known is None:
                 return self._cold()
@@ -134,12 +133,23 @@ class _Start:
         table = known.table_of(self._runner.ladder)
         if table is not None:
             return self._through(known, table)
-        measured = self._measured()
+        with self._turn():
+            measured = self._measured()
         return self._through(measured, measured.table)
 
     def _through(self, measured: Measured, table: CostTable) -> BroughtUp:
         self._start_s[TUNE] = self._runner.tune_s
         return BroughtUp(table, self._not_captured, measured.at, self._start_s)
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """In the block nobody else measures on the card, where it is shared."""
+        if not 0 < self._subject.gpus < 1:
+            yield
+            return
+        self._report(Phase.WAIT, 0.0)
+        with in_turn(self._card):
+            yield
 
     def _known(self) -> Measured | None:
         """What an earlier start kept, unless that was short of memory that there is now, or ranks differ."""

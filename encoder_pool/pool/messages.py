@@ -22,6 +22,7 @@ class Phase(StrEnum):
     """What a shard is doing. Loading has a deadline of its own, and all from there to serving has one."""
 
     LOAD = "loading weights"
+    WAIT = "waiting while others measure"
     PROBE = "finding the largest rung"
     CAPTURE = "capturing"
     MEASURE = "measuring"

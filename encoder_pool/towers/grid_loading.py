@@ -28,7 +28,7 @@ from encoder_pool.config import ModelConfig
 from encoder_pool.towers.checkpoint import CheckpointFile, read
 from encoder_pool.towers.dummy import build_dummy
 from encoder_pool.towers.families import Family
-from encoder_pool.towers.loading import load_exactly, read_config, some
+from encoder_pool.towers.loading import check_types, load_exactly, read_config, some
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -51,7 +51,7 @@ def load_encoder(family: Family, folder: Path, model: ModelConfig) -> Encoder:
     """The family's tower and projector as transformers has them, frozen, in evaluation mode.
 
     Raises ValueError if the checkpoint has no safetensors, a file with weights of the tower cannot be read,
-    or a weight is missing, unexpected or of another shape than config.json says.
+    or a weight is missing, unexpected, of another shape than config.json says, or quantised.
     """
     kind = _encoder_class(family)
     config = read_config(folder)
@@ -128,7 +128,9 @@ def _files(folder: Path) -> Mapping[str, str]:
 def _tensors(path: Path, names: Iterable[str]) -> dict[str, torch.Tensor]:
     with _opened(path) as file:
         present = set(file.keys())
-        return {name: file.get_tensor(name) for name in names if name in present}
+        found = [name for name in names if name in present]
+        check_types(file, found, path)
+        return {name: file.get_tensor(name) for name in found}
 
 
 def _opened(path: Path) -> Any:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+from safetensors import safe_open
 from torch import nn
 from transformers import AutoConfig
 from transformers.utils import logging
@@ -20,6 +21,8 @@ from encoder_pool.config import ModelConfig
 from encoder_pool.towers.dummy import build_dummy
 
 _SHOWN = 3
+FLOATS = ("BF16", "F16", "F32", "F64")
+"""Types of weights, as safetensors names them."""
 
 
 class Part(NamedTuple):
@@ -39,14 +42,15 @@ Model = TypeVar("Model", bound=nn.Module)
 def load_model(kind: type[Model], folder: Path, model: ModelConfig, part: Part | None = None) -> Model:
     """The model of this class, frozen, in evaluation mode, out of its own or a whole model's checkpoint.
 
-    Raises ValueError if the folder has no safetensors, or if a weight is missing, unexpected or of
-    another shape.
+    Raises ValueError if the folder has no safetensors, or if a weight is missing, unexpected, of another
+    shape, or not of a floating point type.
     """
     if model.load_format == "dummy":
         return build_dummy(kind, read_config(folder), model)
-    if not any(folder.glob("model*.safetensors")):
+    files = sorted(folder.glob("model*.safetensors"))
+    if not files:
         raise ValueError(f"model.checkpoint has no model.safetensors: {folder}")
-    return load_exactly(
+    loaded = load_exactly(
         kind,
         folder,
         model,
@@ -56,6 +60,21 @@ def load_model(kind: type[Model], folder: Path, model: ModelConfig, part: Part |
         use_safetensors=True,
         key_mapping=None if part is None else {f"^{part.prefix}": ""},
     )
+    for path in files:
+        with safe_open(path, framework="pt") as file:
+            names = set(file.keys())
+            check_types(file, (n for n in names if part is None or not n.startswith(part.ignored)), path)
+    return loaded
+
+
+def check_types(file: Any, names: Iterable[str], path: Path) -> None:
+    """Raise ValueError if a tensor of an open safetensors file is quantised: cast as it is, it is garbage."""
+    for name in names:
+        kind = file.get_slice(name).get_dtype()
+        if kind not in FLOATS:
+            raise ValueError(
+                f"model.checkpoint: {path} has {name} in {kind}; weights must be {', '.join(FLOATS)}"
+            )
 
 
 def read_config(folder: Path) -> Any:

@@ -108,8 +108,13 @@ class MeasuredAttention:
         """See Tunable."""
         assert not torch.cuda.is_current_stream_capturing(), "a rung is tuned before it is captured"
         shape = Shape(int(offsets[-1]), longest)
-        if not any(map(shape.is_near, self._choices)):
+        if not any(map(partial(self._share, shape), self._choices)):
             self.adopt([self._fastest(shape, offsets, budget_s)])
+
+    def _share(self, one: Shape, other: Shape) -> bool:
+        """Whether they are so much alike that they have the same kernel."""
+        tried, also_tried = (candidates(self._dtype, self._width, shape.longest) for shape in (one, other))
+        return one.is_near(other) and tried == also_tried
 
     def width(self, rows: int, longest: int) -> int:
         """See Attention."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
+import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -102,6 +104,16 @@ def sharing(starts: Starts) -> Starts:
     """The same, on a share of a GPU."""
     starts.subject = starts.subject.model_copy(update={"gpus": 0.5})
     return starts
+
+
+def is_taken() -> bool:
+    """Whether somebody has the turn on the card."""
+    with (Path(os.environ["ENCODER_POOL_MEASURED"]) / f"{CARD.digest}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 @pytest.fixture
@@ -326,7 +338,7 @@ def test_a_start_on_a_shared_card_waits_for_its_turn_and_finds_what_the_one_befo
             waiting = thread.submit(second)
             with pytest.raises(TimeoutError):
                 waiting.result(timeout=0.2)
-            assert second.phases == []
+            assert second.phases == [Phase.WAIT]
             with pytest.MonkeyPatch.context() as patch:  # it has the turn already
                 patch.setattr("encoder_pool.pool.bring_up.in_turn", lambda card: nullcontext())
                 found = first()
@@ -354,3 +366,18 @@ def test_a_start_that_knows_its_times_lets_others_measure_while_it_captures() ->
 def test_a_start_with_a_card_of_its_own_waits_for_nobody() -> None:
     with in_turn(CARD):
         assert Starts()().table.rung_ms
+
+
+def test_rungs_that_are_new_to_a_warm_start_are_measured_in_turn_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    starts = sharing(Starts(budgets=(4, 8, 16, 32)))
+    starts(MERGE * 32)
+    turns: list[bool] = []
+
+    def watched(runner: CpuRunner, *others: Any, **options: Any) -> Any:
+        turns.append(is_taken())
+        return measure(runner, *others, **options)
+
+    monkeypatch.setattr("encoder_pool.pool.bring_up.measure", watched)
+    starts()
+    assert turns == [True]
+    assert not is_taken()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -124,6 +125,14 @@ def test_a_weight_of_another_shape_is_refused_by_name(copy: Path) -> None:
     name = last_bias(copy)
     change(copy, name, lambda tensors: tensors.update({name: torch.zeros(3)}))
     with pytest.raises(ValueError, match=r"another shape than config\.json says: \S*bias"):
+        load(copy)
+
+
+@pytest.mark.parametrize(("kind", "told"), [(torch.int8, "I8"), (torch.float8_e4m3fn, "F8_E4M3")])
+def test_a_quantised_weight_is_refused_by_name(copy: Path, kind: torch.dtype, told: str) -> None:
+    name = last_bias(copy)
+    change(copy, name, lambda tensors: tensors.update({name: tensors[name].to(kind)}))
+    with pytest.raises(ValueError, match=rf"has {re.escape(name)} in {told}; weights must be BF16"):
         load(copy)
 
 

@@ -55,6 +55,15 @@ def test_an_unexpected_weight_is_refused(tiny_dinov2_folder: Path, tmp_path: Pat
         load(folder)
 
 
+def test_a_quantised_weight_is_refused(tiny_dinov2_folder: Path, tmp_path: Path) -> None:
+    def quantise(tensors: Tensors) -> None:
+        tensors["layernorm.bias"] = tensors["layernorm.bias"].to(torch.int8)
+
+    folder = changed(tiny_dinov2_folder, tmp_path / "c", quantise)
+    with pytest.raises(ValueError, match=r"has layernorm\.bias in I8; weights must be BF16"):
+        load(folder)
+
+
 def test_a_weight_of_another_shape_is_refused(tiny_dinov2_folder: Path, tmp_path: Path) -> None:
     other = {"layernorm.bias": torch.zeros(3)}
     folder = changed(tiny_dinov2_folder, tmp_path / "c", lambda tensors: tensors.update(other))
