@@ -148,6 +148,24 @@ def test_a_shape_is_measured_unless_one_that_is_near_was(
     assert attention.width(rows, longest) == (WIDTH if is_measured else 80)
 
 
+def test_a_shape_that_has_other_candidates_is_measured_however_near(monkeypatch: pytest.MonkeyPatch) -> None:
+    from encoder_pool.towers import measured_attention
+
+    attention = measured()
+    attention.adopt([chosen(4096, 2200, width=80)])
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(attention, "_fastest", lambda shape, offsets, budget_s: chosen(*shape))
+
+    def for_short_ones(dtype: object, width: int, longest: int) -> tuple[str, ...]:
+        return ("masked", "short") if longest <= 2048 else ("masked",)
+
+    monkeypatch.setattr(measured_attention, "candidates", for_short_ones)
+    attention.tune(torch.tensor([0, 4096]), 2048, BUDGET_S)
+    assert attention.width(4096, 2048) == WIDTH
+    attention.tune(torch.tensor([0, 4096]), 2190, BUDGET_S)
+    assert attention.width(4096, 2190) == 80
+
+
 def test_contenders_take_turns_and_the_least_time_of_each_counts() -> None:
     gpu_attention()
     from encoder_pool.towers.measured_attention import LEAST_ROUNDS, least_us

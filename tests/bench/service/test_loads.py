@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
+from typing import cast
+
 import numpy as np
 import pytest
 
-from encoder_pool.bench.service.load import OK, REFUSED, Sample
-from encoder_pool.bench.service.loads import OUTSIDE, Load, Plan, bursts, poisson
+from encoder_pool.bench.service import loads
+from encoder_pool.bench.service.counted import Counted
+from encoder_pool.bench.service.crew import Crew
+from encoder_pool.bench.service.load import OK, REFUSED, Report, Sample, Share, Target
+from encoder_pool.bench.service.loads import OUTSIDE, Bench, Load, Plan, bursts, poisson
+from encoder_pool.bench.service.processes import (
+    HAPROXY,
+    PREPARERS,
+    REPLICA,
+    SHARD,
+    ServiceProcesses,
+    Usage,
+)
 
 
 def sample(due: float, done: float, status: int = OK) -> Sample:
@@ -44,6 +59,49 @@ def test_stages_and_what_a_client_waited_beyond_them_add_up_to_its_latency() -> 
     assert load.stages_off_ms == 0
     off = Sample(0, 1.0, 1.0, 2.0, OK, {"queue": 1.0, "total": 3.5})
     assert Load(CLOSED, [off], WINDOW).stages_off_ms == 2.5
+
+
+class OneAnswer:
+    """A crew of one client, whose only request is answered in the middle of every window."""
+
+    def __init__(self) -> None:
+        self.windows: list[tuple[float, float]] = []
+
+    def __len__(self) -> int:
+        return 1
+
+    def begin(self, shares: Sequence[Share]) -> None:
+        self.windows.append((shares[0].count_from, shares[0].end_at))
+
+    def reports(self, count: int) -> list[Report]:
+        middle = sum(self.windows[-1]) / 2
+        return [Report([sample(middle, middle)], cpu_s=0.0)]
+
+
+class Idle:
+    """Processes of a service that use nothing."""
+
+    def usage(self) -> Usage:
+        roles: dict[str, dict[int, float]] = {role: {} for role in (REPLICA, PREPARERS, SHARD, HAPROXY)}
+        return Usage(time.monotonic(), roles, 0.0, 0.0)
+
+
+def test_a_load_whose_packs_were_not_counted_is_tried_again_for_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loads, "_LEAD_S", 0.0)
+    crew, packs = OneAnswer(), iter((5, 5, 5, 6))
+    bench = Bench(
+        Target("127.0.0.1", 1, "", "toy"),
+        cast(Crew, crew),
+        cast(ServiceProcesses, Idle()),
+        lambda: Counted(next(packs), 0, 0, 0, 0),
+        num_cores=2,
+    )
+    load = bench.carry_out(Plan("closed", 1, 0.0, 0.02, 1), [], 1.0)
+    first, second = (end - start for start, end in crew.windows)
+    assert second == pytest.approx(2 * first)
+    assert load.packs == 1
 
 
 def test_poisson_arrivals_are_ascending_as_many_as_asked_for_and_as_scattered_as_chance() -> None:
